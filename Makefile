@@ -1,0 +1,79 @@
+# Everything here works from a clean clone: each target installs what it needs, once.
+#
+#   make setup        virtual environment, whence with its tools, both embedded models
+#   make demo         what whence finds in a text, with a real trained model and no hub
+#   make test         the test suite                make lint         ruff, formatting, mypy --strict
+#   make bench        the benchmarks                make studies      the studies of docs/
+#   make conformance  every model family that transformers knows, read and proved
+#   make clean        remove the virtual environment and the caches
+#
+# Another interpreter: make test PYTHON=python3.12 VENV=.venv-3.12
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.installed
+
+# torch is pinned: see constraints.txt.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+ASKED := $(if $(filter-out file default undefined,$(origin PYTHON)),asked)
+
+DEMO_TEXT ?= The old doctor told the nurse that she would not leave the ward before the storm was over, because the \
+roads to the village had been closed since noon and nobody knew when they would open again, so the two of them made \
+tea, sat down by the window, and waited for the snow to stop falling on the silent hills.
+
+.DEFAULT_GOAL := help
+.PHONY: help venv setup demo test lint bench studies conformance clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+# --- installing, once per change of pyproject.toml or constraints.txt ------------------------------------------------
+
+venv:
+	@scripts/venv "$(PYTHON)" "$(VENV)" $(ASKED)
+
+$(STAMPS)/base: pyproject.toml constraints.txt | venv
+	$(INSTALL) -e .
+	@mkdir -p $(@D) && touch $@
+
+$(STAMPS)/dev: pyproject.toml constraints.txt | venv
+	$(INSTALL) -e '.[dev]'
+	@mkdir -p $(@D) && touch $@ $(STAMPS)/base
+
+$(STAMPS)/studies: pyproject.toml constraints.txt | venv
+	$(INSTALL) -e '.[dev,train,explain]'
+	@mkdir -p $(@D) && touch $@ $(STAMPS)/dev $(STAMPS)/base
+
+# --- targets ---------------------------------------------------------------------------------------------------------
+
+setup: $(STAMPS)/dev
+	@$(BIN)/whence get minilm smollm2
+
+demo: $(STAMPS)/base
+	@$(BIN)/whence get minilm >/dev/null
+	@$(BIN)/whence look '$(DEMO_TEXT)'
+
+# Without the models their tests are skipped, and pytest says so.
+test: $(STAMPS)/dev
+	@$(BIN)/whence get minilm smollm2 >/dev/null || echo "Going on without the embedded models." >&2
+	$(BIN)/python -m pytest
+
+lint: $(STAMPS)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMPS)/dev
+	@$(BIN)/whence get minilm >/dev/null
+	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+studies: $(STAMPS)/studies
+	@$(BIN)/whence get minilm smollm2 >/dev/null
+	@set -e; for file in studies/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+conformance: $(STAMPS)/dev
+	$(BIN)/python -m conformance
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

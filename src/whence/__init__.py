@@ -1,0 +1,45 @@
+"""whence: where did this hidden state come from, and may its attention be read?
+
+Names are imported when they are first used, so that `import whence` loads no model library.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from whence import errors
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "load": "whence.loading",
+    "Model": "whence.loading",
+    "trace": "whence.reading.run",
+    "Trace": "whence.reading.trace",
+    "doctor": "whence.reading.doctor",
+    "substitute": "whence.reading.substitution",
+    "methods": "whence.registry",
+}
+
+__all__ = ["__version__", "errors", *sorted(_PUBLIC)]
+
+if TYPE_CHECKING:
+    from whence.loading import Model, load
+    from whence.reading.doctor import doctor
+    from whence.reading.run import trace
+    from whence.reading.substitution import substitute
+    from whence.reading.trace import Trace
+    from whence.registry import methods
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'whence' has no attribute {name!r}; it has: {', '.join(sorted(_PUBLIC))}")
+    found = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -1,0 +1,44 @@
+"""The command line. One file per sub-command; this one puts them together.
+
+A sub-command is a module of this package with a function `command`, whose docstring is its help. To add one,
+add its name here. It imports torch and transformers inside the function: `whence --help` must stay quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+import typer
+
+from whence.cli._app import Debug, Version, run
+
+COMMANDS: tuple[str, ...] = ("get", "methods")
+"""Names of the modules, in the order of the help page."""
+
+
+def build() -> typer.Typer:
+    """The whole application."""
+    app = typer.Typer(
+        name="whence",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback()
+    def root(version: Version = False, debug: Debug = False) -> None:
+        """Where did this hidden state come from, and may its attention be read?
+
+        Takes any Hugging Face transformer and any text, and answers with numbers that can be checked.
+        """
+
+    for name in COMMANDS:
+        module = importlib.import_module(f"whence.cli.{name}")
+        app.command(name.strip("_").replace("_", "-"))(module.command)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and give its exit code; `arguments` default to the process's own."""
+    return run(build(), arguments)

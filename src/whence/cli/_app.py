@@ -1,0 +1,144 @@
+"""What the sub-commands share: their common options, where they write, and how they fail.
+
+Results go to standard output; progress and messages to standard error. An error is one sentence. Exit codes:
+0 done, 1 it could not be done, 2 it was asked wrongly, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from whence.errors import InputError, WhenceError
+
+results = Console()
+"""Standard output: what was asked for, and nothing else."""
+
+messages = Console(stderr=True)
+"""Standard error: progress, remarks, errors."""
+
+DONE, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
+
+_debug = False
+
+
+def _set_debug(value: bool) -> bool:
+    global _debug
+    _debug = _debug or value  # before or after the sub-command's name
+    return value
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        try:
+            version = importlib.metadata.version("whence")
+        except importlib.metadata.PackageNotFoundError:
+            version = "(not installed)"
+        typer.echo(f"whence {version}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+]
+Debug = Annotated[
+    bool, typer.Option("--debug", callback=_set_debug, is_eager=True, help="Show the traceback of an error.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks on standard error.")]
+Model = Annotated[
+    str, typer.Option("--model", "-m", metavar="MODEL", help="An embedded model, a local folder or a hub id.")
+]
+
+
+def print_json(data: Any) -> None:
+    """Print `data` as strict JSON; what JSON has no number for (NaN, infinity) becomes null."""
+    sys.stdout.write(
+        json.dumps(_strict(data), indent=2, ensure_ascii=not _speaks_utf8(), allow_nan=False) + "\n"
+    )
+
+
+def _strict(data: Any) -> Any:
+    if isinstance(data, float) and not math.isfinite(data):
+        return None
+    if isinstance(data, dict):
+        return {key: _strict(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_strict(value) for value in data]
+    return data
+
+
+def _speaks_utf8() -> bool:
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+
+
+def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
+    """Run `app`, turn whatever goes wrong into a sentence and an exit code."""
+    global _debug
+    _debug = False
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(
+            stream, io.TextIOWrapper
+        ):  # a terminal that lacks a letter shows its code, not an error
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = app(args=arguments, prog_name="whence", standalone_mode=False)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _interrupted()
+    except BrokenPipeError:
+        return _reader_left()
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):
+            return _reader_left()
+        return stop.code if isinstance(stop.code, int) else FAILED
+    except typer.Abort:
+        return _interrupted()
+    except Exception as error:
+        return _failed(error)
+    return code if isinstance(code, int) else DONE
+
+
+def _failed(error: Exception) -> int:
+    if _debug:
+        messages.print_exception()
+    if isinstance(error, WhenceError):
+        _say(str(error))
+        return MISUSED if isinstance(error, InputError) else FAILED
+    # Usage errors of click, which typer may bring along under its own name.
+    if (usage := getattr(error, "format_message", None)) is not None:
+        if text := usage():  # empty where there were no arguments at all: the help was printed
+            context = getattr(error, "ctx", None)
+            where = context.command_path if context is not None else "whence"
+            _say(f"{text.rstrip('.')}. See: {where} --help")
+        return MISUSED
+    hint = "" if _debug else " Run it again with --debug to see where."
+    _say(f"{type(error).__name__}: {str(error) or 'no message'} (this should not happen).{hint}")
+    return FAILED
+
+
+def _say(sentence: str) -> None:
+    messages.print(Text.assemble(("error: ", "bold red"), sentence), soft_wrap=True)
+
+
+def _interrupted() -> int:
+    _say("interrupted.")
+    return INTERRUPTED
+
+
+def _reader_left() -> int:
+    """`whence … | head`: the reader has enough. Say nothing, now or when Python flushes at exit."""
+    with suppress(OSError, ValueError):  # standard output may be no file (in a test, a notebook)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return FAILED

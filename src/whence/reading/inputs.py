@@ -1,0 +1,337 @@
+"""From what the user gives (a text, texts, an image, ready tensors) to one model input per sequence, unpadded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence.errors import InputError, ModelError
+from whence.loading import Model
+from whence.reading.tokens import Tokens, readable
+
+GENERATE = 32  # how many tokens an encoder–decoder writes when no target is given
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One sequence as the model takes it (batch of one, no padding), with its tokens."""
+
+    inputs: dict[str, Tensor]
+    tokens: Tokens | None
+    target_tokens: Tokens | None = None
+    text: str | None = None
+    text_pair: str | None = None
+    target: str | None = None
+
+    @property
+    def length(self) -> int:
+        ids = self.inputs.get("input_ids")
+        return 0 if ids is None else ids.shape[1]
+
+
+def prepare(
+    model: Model, text: Any, text_pair: Any = None, target: Any = None, *, truncate: bool = False
+) -> tuple[list[Prepared], bool]:
+    """Every sequence given, and whether it was a single one (so that a single trace goes back)."""
+    if isinstance(text, Prepared):
+        return [text], True
+    if isinstance(text, str):
+        return [_from_text(model, text, text_pair, target, truncate)], True
+    if isinstance(text, Mapping) or hasattr(text, "input_ids"):
+        return _from_tensors(model, text, target)
+    if isinstance(text, Tensor) and not text.is_floating_point():
+        return _from_tensors(model, {"input_ids": text if text.dim() == 2 else text[None]}, target)
+    if isinstance(text, Sequence) and text and all(isinstance(t, str) for t in text):
+        pairs = _one_each("text_pair", text_pair, len(text))
+        targets = _one_each("target", target, len(text))
+        return [_from_text(model, t, p, g, truncate) for t, p, g in zip(text, pairs, targets, strict=True)], False
+    if isinstance(text, Sequence) and text and all(isinstance(t, int) for t in text):
+        return _from_tensors(model, {"input_ids": torch.tensor([list(text)])}, target)
+    if isinstance(text, Sequence) and not isinstance(text, str) and len(text) == 0:
+        raise InputError("an empty list was given: there is nothing to trace. Give at least one text.")
+    if model.processor is not None:
+        return _from_processor(model, text, target), not isinstance(text, (list, tuple))
+    raise InputError(
+        f"a {type(text).__name__} cannot be traced: give a text, a list of texts, token ids, or a dict of ready "
+        "tensors (input_ids, pixel_values, …)."
+    )
+
+
+def _one_each(name: str, given: Any, n: int) -> Sequence[Any]:
+    if given is None or isinstance(given, str):
+        return [given] * n
+    if len(given) != n:
+        raise InputError(f"{name} has {len(given)} entries for {n} texts: give one for each, or a single one for all.")
+    return list(given)
+
+
+def _from_text(model: Model, text: str, pair: str | None, target: Any, truncate: bool) -> Prepared:
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise InputError(
+            f"{model.name} came without a tokenizer, so the text {_quote(text)} cannot be read. Give one: "
+            "whence.Model(model, tokenizer), or give ready tensors: {'input_ids': …}."
+        )
+    if not text.strip():
+        raise InputError(f"the text {_quote(text)} is empty: there is nothing to trace. Give at least one word.")
+    if pair is not None and not isinstance(pair, str):
+        raise InputError(f"text_pair is a {type(pair).__name__}; with one text it must be one text.")
+    limit = position_limit(model.model)
+    encoded = tokenizer(
+        text, pair, return_tensors="pt", truncation=truncate and limit is not None, max_length=limit if truncate else None
+    )
+    length = encoded["input_ids"].shape[1]
+    if limit is not None and length > limit:
+        raise InputError(
+            f"the text {_quote(text)} has {length} tokens and {model.name} has positions for {limit}. Shorten it, or "
+            "pass truncate=True (--truncate) to use its first part."
+        )
+    tokens = tokens_of(tokenizer, encoded, 0, text, pair)
+    if length == 0 or all(tokens.special):
+        raise InputError(f"the text {_quote(text)} gives no tokens besides special ones: there is nothing to trace.")
+    keep = {name: value for name, value in encoded.items() if isinstance(value, Tensor)}
+    check_ids(model, keep["input_ids"])
+    prepared = Prepared(keep, tokens, None, text, pair)
+    return _with_target(model, prepared, target)
+
+
+def tokens_of(tokenizer: Any, encoded: Any, index: int, text: str | None, pair: str | None = None) -> Tokens:
+    """The tokens of one encoded text, with spans and words where the tokenizer is a fast one."""
+    ids = tuple(encoded["input_ids"][index].tolist())
+    raw = tuple(str(t) for t in tokenizer.convert_ids_to_tokens(list(ids)))
+    marks = set(tokenizer.all_special_ids)
+    special = tuple(i in marks for i in ids)
+    spans: tuple[tuple[int, int] | None, ...] | None = None
+    words: tuple[int | None, ...] | None = None
+    fast = getattr(encoded, "encodings", None)
+    texts = readable(tokenizer, raw, special)
+    if fast:
+        encoding = fast[index]
+        offsets, sequence = encoding.offsets, encoding.sequence_ids
+        spans = tuple(
+            None if s or part is None else (a, b) for (a, b), s, part in zip(offsets, special, sequence, strict=True)
+        )
+        # Word numbers start again in the second text: keep the two apart.
+        shift = 1 + max((w for w in encoding.word_ids if w is not None), default=0)
+        words = tuple(
+            None if w is None or s else w + shift * (part or 0)
+            for w, part, s in zip(encoding.word_ids, sequence, special, strict=True)
+        )
+        source = (text, pair)
+        exact = []
+        for i, span in enumerate(spans):
+            piece = source[sequence[i]] if span is not None else None
+            cut = piece[span[0] : span[1]].strip() if piece is not None and span is not None else ""
+            exact.append(cut or texts[i])
+        texts = tuple(exact)
+    return Tokens(texts, raw, ids, spans, words, special)
+
+
+def _with_target(model: Model, prepared: Prepared, target: Any) -> Prepared:
+    """For encoder–decoders: what the decoder reads. None: what the model itself writes, greedily."""
+    if not getattr(getattr(model.model, "config", None), "is_encoder_decoder", False):
+        if target is not None:
+            raise InputError(f"{model.name} is no encoder–decoder, so it takes no target; the text alone is enough.")
+        return prepared
+    if "decoder_input_ids" in prepared.inputs:
+        return prepared
+    config = model.model.config
+    if isinstance(target, str):
+        if model.tokenizer is None:
+            raise InputError("a target text needs a tokenizer: give target token ids instead.")
+        ids = model.tokenizer(text_target=target, return_tensors="pt")["input_ids"]
+        start = config.decoder_start_token_id
+        if start is not None and int(ids[0, 0]) != start:
+            ids = torch.cat([torch.tensor([[start]]), ids[:, :-1] if int(ids[0, -1]) == config.eos_token_id else ids], dim=1)
+    elif target is not None:
+        ids = torch.as_tensor(target).reshape(1, -1)
+    elif _can_generate(model.model):
+        from whence.reading.attach import evaluating, lock_of
+
+        with lock_of(model.model), evaluating(model.model):
+            given = {k: v.to(_device(model.model)) for k, v in prepared.inputs.items()}
+            ids = model.model.generate(**given, do_sample=False, num_beams=1, max_new_tokens=GENERATE).cpu()
+    else:
+        return prepared  # the model itself derives what its decoder reads (sequence classification in BART)
+    check_ids(model, ids)
+    inputs = {**prepared.inputs, "decoder_input_ids": ids}
+    tokens = label_ids(model, ids[0])
+    return replace(prepared, inputs=inputs, target_tokens=tokens, target=target if isinstance(target, str) else None)
+
+
+def _can_generate(model: nn.Module) -> bool:
+    can = getattr(model, "can_generate", None)
+    return bool(can()) if callable(can) else False
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def label_ids(model: Model, ids: Tensor) -> Tokens:
+    """Tokens for bare ids: names from the tokenizer where there is one."""
+    numbers = tuple(int(i) for i in ids)
+    if model.tokenizer is None:
+        names = tuple(f"#{i}" for i in numbers)
+        return Tokens(names, names, numbers)
+    raw = tuple(str(t) for t in model.tokenizer.convert_ids_to_tokens(list(numbers)))
+    special = tuple(i in set(model.tokenizer.all_special_ids) for i in numbers)
+    return Tokens(readable(model.tokenizer, raw, special), raw, numbers, None, None, special)
+
+
+def _from_tensors(model: Model, given: Any, target: Any) -> tuple[list[Prepared], bool]:
+    """Ready tensors: one sequence per row, its padding (on either side) removed by its attention mask."""
+    encodings = given
+    tensors: dict[str, Tensor] = {}
+    for name, value in dict(given).items():
+        if value is None:
+            continue
+        try:
+            tensors[name] = value if isinstance(value, Tensor) else torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as problem:
+            raise InputError(f"the input {name!r} is no tensor and cannot be made one: {problem}") from None
+    if not tensors:
+        raise InputError("no tensor was given: a dict of ready inputs needs at least input_ids or pixel_values.")
+    tensors = {n: t[None] if n.endswith("ids") and t.dim() == 1 else t for n, t in tensors.items()}
+    mask = tensors.pop("attention_mask", None)
+    target_mask = tensors.pop("decoder_attention_mask", None)
+    if mask is not None and mask.dim() == 1:
+        mask = mask[None]
+    rows = next(iter(tensors.values())).shape[0]
+    prepared = []
+    for row in range(rows):
+        inputs = {}
+        for name, tensor in tensors.items():
+            if tensor.shape[0] != rows:
+                raise InputError(f"the input {name!r} has {tensor.shape[0]} rows, others have {rows}: they must agree.")
+            one = tensor[row : row + 1]
+            if name.startswith("decoder_") and target_mask is not None and one.shape[1:2] == target_mask.shape[1:]:
+                one = one[:, target_mask[row].bool()]
+            elif not name.startswith("decoder_") and mask is not None and one.shape[1:2] == mask.shape[1:]:
+                one = one[:, mask[row].bool()]
+            inputs[name] = one
+        tokens: Tokens | None = None
+        if "input_ids" in inputs:
+            ids = inputs["input_ids"]
+            if ids.shape[1] == 0:
+                raise InputError(f"sequence {row} of the given input_ids has no tokens left once its padding is removed.")
+            check_ids(model, ids)
+            limit = position_limit(model.model)
+            if limit is not None and ids.shape[1] > limit:
+                raise InputError(
+                    f"sequence {row} has {ids.shape[1]} tokens and {model.name} has positions for {limit}: shorten it."
+                )
+            tokens = label_ids(model, ids[0])
+            whole = mask is None or bool(mask[row].bool().all())
+            if whole and model.tokenizer is not None and getattr(encodings, "encodings", None):
+                tokens = replace(tokens, words=tuple(encodings.encodings[row].word_ids))
+        one_prepared = Prepared(inputs, tokens)
+        if "decoder_input_ids" in inputs:
+            one_prepared = replace(one_prepared, target_tokens=label_ids(model, inputs["decoder_input_ids"][0]))
+            check_ids(model, inputs["decoder_input_ids"])
+        elif tokens is not None or target is not None:
+            one_prepared = _with_target(model, one_prepared, target)
+        prepared.append(one_prepared)
+    return prepared, rows == 1
+
+
+def _from_processor(model: Model, thing: Any, target: Any) -> list[Prepared]:
+    """Images and sounds, through the model's own processor."""
+    processor = model.processor
+    assert processor is not None
+    made = []
+    for item in thing if isinstance(thing, (list, tuple)) else [thing]:
+        try:
+            encoded = processor(item, return_tensors="pt")
+        except (TypeError, ValueError, AttributeError, KeyError) as problem:
+            raise InputError(f"{type(processor).__name__} cannot read a {type(item).__name__}: {problem}") from problem
+        inputs = {k: v for k, v in encoded.items() if isinstance(v, Tensor)}
+        made.append(_with_target(model, Prepared(inputs, None), target))
+    return made
+
+
+def check_ids(model: Model, ids: Tensor) -> None:
+    """Refuse ids for which the model has no embedding: the tokenizer belongs to another model."""
+    embedding = _input_embedding(model.model)
+    if embedding is None or ids.numel() == 0:
+        return
+    size = embedding.weight.shape[0]
+    worst = int(ids.max()) if int(ids.min()) >= 0 else int(ids.min())
+    if not 0 <= worst < size:
+        raise ModelError(
+            f"token id {worst} is out of range: {model.name} has embeddings for {size} tokens (0 … {size - 1}). The "
+            "tokenizer does not belong to this model; load both from the same place."
+        )
+
+
+def _input_embedding(model: nn.Module) -> nn.Embedding | None:
+    try:
+        found = model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError, TypeError):
+        return None
+    return found if isinstance(found, nn.Embedding) else None
+
+
+def position_limit(model: nn.Module) -> int | None:
+    """How many positions the model has; None where nothing limits them (relative positions)."""
+    config = getattr(model, "config", None)
+    get_text = getattr(config, "get_text_config", None)
+    config = get_text() if callable(get_text) else config
+    limit = None
+    for name in ("max_position_embeddings", "n_positions", "max_source_positions", "n_ctx"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            limit = value
+            break
+    if limit is None or getattr(config, "relative_attention_num_buckets", None):
+        return None
+    for name, module in model.named_modules():
+        # RoBERTa and its kin begin to count after the padding index, so two rows of the table are never used.
+        if isinstance(module, nn.Embedding) and "position" in name and module.num_embeddings == limit:
+            if module.padding_idx is not None:
+                return limit - module.padding_idx - 1
+    return limit
+
+
+def _quote(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "…")
+
+
+def pad_together(model: Model, sequences: Sequence[Prepared]) -> dict[str, Tensor]:
+    """One batch from several sequences, padded on the right, with masks; real tokens keep their positions."""
+    pad = model.pad_id
+    batch: dict[str, Tensor] = {}
+    for name in sequences[0].inputs:
+        parts = [s.inputs[name] for s in sequences]
+        width = max(p.shape[1] for p in parts) if parts[0].dim() >= 2 else 0
+        if all(p.shape == parts[0].shape for p in parts):
+            batch[name] = torch.cat(parts)
+            continue
+        fill = pad if name.endswith("input_ids") else 0
+        batch[name] = torch.cat([nn.functional.pad(p, (0, width - p.shape[1]), value=fill) for p in parts])
+    for ids, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
+        if ids in batch:
+            lengths = torch.tensor([s.inputs[ids].shape[1] for s in sequences])
+            batch[mask] = (torch.arange(batch[ids].shape[1])[None] < lengths[:, None]).long()
+    return batch
+
+
+def beginning(inputs: Mapping[str, Tensor], length: int = 12, target: int = 7) -> dict[str, Tensor]:
+    """The first tokens of a sequence: enough to prove the wiring on, and cheap for any text."""
+    ids = inputs.get("input_ids")
+    if ids is None:
+        return dict(inputs)
+    n = ids.shape[1]
+    short = {}
+    for name, tensor in inputs.items():
+        if name.startswith("decoder_") and tensor.dim() == 2:
+            short[name] = tensor[:, :target]
+        elif tensor.dim() >= 2 and tensor.shape[1] == n:
+            short[name] = tensor[:, :length]
+        else:
+            short[name] = tensor
+    return short

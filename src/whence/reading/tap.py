@@ -1,0 +1,141 @@
+"""What one forward pass shows of its attention, and what may be put in its place.
+
+A `Tap` is handed to both ways into a model (`interface.py`, `function_mode.py`). Each of them calls
+`Tap.see` once per attention call, in the order of the calls; nothing else is shared between them.
+The tap of the running forward pass lives in a `ContextVar`, so that two threads never see each other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+MASKED = -1e4  # an additive mask or a score gap below this is a closed door: softmax gives exactly 0 there
+
+
+@dataclass(frozen=True)
+class Call:
+    """One attention call of one forward pass, batch first; key and value heads before the GQA repeat."""
+
+    query: Tensor | None  # (batch, head, query, d_k)
+    key: Tensor | None  # (batch, kv head, key, d_k)
+    value: Tensor  # (batch, kv head, key, d_v)
+    weights: Tensor  # (batch, head, query, key)
+    output: Tensor  # (batch, head, query, d_v), as the model computed it
+    visible: Tensor | None  # boolean, broadcastable to weights; None: every key is visible
+    scale: float | None  # the factor on query·key, where it is known
+    bias: Tensor | None = None  # what was added to the scaled scores besides the mask, where it is known
+    node: Tensor | None = None  # the very tensor the model goes on with (its dataflow is followed from here)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change to one attention call: rows of attention replaced, or values set to zero.
+
+    `weights` is broadcast to (batch, head, query, key); only entries where `where` (same broadcasting) is True are
+    replaced. `zero` (broadcast to (batch, head, key)) marks values that are set to zero for those heads.
+    """
+
+    weights: Tensor | None = None
+    where: Tensor | None = None
+    zero: Tensor | None = None
+
+
+@dataclass
+class Tap:
+    """Collects the calls of one forward pass and applies the edits asked for, by call number."""
+
+    edits: Mapping[int, Sequence[Edit]] = field(default_factory=dict)
+    keep: Callable[[int], frozenset[str]] | None = None  # what to hold of call number i; None: everything
+    calls: list[Call] = field(default_factory=list)
+    count: int = 0
+    busy: bool = False  # inside an attention call that will be reported
+
+    def begin(self) -> tuple[int, Sequence[Edit]]:
+        number = self.count
+        self.count += 1
+        return number, self.edits.get(number, ())
+
+    def see(self, number: int, call: Call) -> None:
+        if self.keep is not None:
+            wanted = self.keep(number)
+            empty = call.weights.new_empty(0)
+            call = Call(
+                query=call.query if "queries" in wanted else None,
+                key=call.key if "keys" in wanted else None,
+                value=call.value if "values" in wanted else empty,
+                weights=call.weights if "attention" in wanted else empty,
+                output=call.output if "outputs" in wanted else empty,
+                visible=call.visible,
+                scale=call.scale,
+                bias=call.bias if "keys" in wanted else None,
+            )
+        self.calls.append(call)
+
+
+def expand_heads(grouped: Tensor, heads: int) -> Tensor:
+    """(batch, kv head, …) → (batch, head, …), repeating each key-value head for its group of query heads.
+
+    A view where nothing needs repeating.
+    """
+    groups = heads // grouped.shape[1]
+    if groups == 1:
+        return grouped
+    return grouped.repeat_interleave(groups, dim=1)
+
+
+def mix(weights: Tensor, value: Tensor) -> Tensor:
+    """attention · values with grouped heads broadcast, never copied: (B,H,q,k), (B,G,k,d) → (B,H,q,d)."""
+    batch, heads, n_query, n_key = weights.shape
+    groups = value.shape[1]
+    if heads == groups:
+        return weights @ value
+    split = weights.reshape(batch, groups, heads // groups, n_query, n_key)
+    return (split @ value[:, :, None]).reshape(batch, heads, n_query, value.shape[-1])
+
+
+def apply_edits(call: Call, edits: Sequence[Edit]) -> Call:
+    """The call as it would have been with the edits: new weights, zeroed values, and the output they give."""
+    weights, value = call.weights, call.value
+    for edit in edits:
+        if edit.weights is not None:
+            new = edit.weights.to(weights)
+            where = torch.ones((), dtype=torch.bool) if edit.where is None else edit.where
+            weights = torch.where(where.to(weights.device), new, weights)
+        if edit.zero is not None:
+            # Zeroing is asked for per query head, so grouped values must be told apart first.
+            value = expand_heads(value, weights.shape[1])
+            value = value.masked_fill(edit.zero.to(value.device)[..., None], 0.0)
+    return Call(
+        query=call.query,
+        key=call.key,
+        value=value,
+        weights=weights,
+        output=mix(weights.to(value.dtype), value),
+        visible=call.visible,
+        scale=call.scale,
+        bias=call.bias,
+    )
+
+
+_ACTIVE: ContextVar[Tap | None] = ContextVar("whence_tap", default=None)
+
+
+def active() -> Tap | None:
+    """The tap of the forward pass that is running in this thread, if any."""
+    return _ACTIVE.get()
+
+
+@contextmanager
+def listening(tap: Tap) -> Iterator[Tap]:
+    """Make `tap` the one that attention calls in this context report to."""
+    token = _ACTIVE.set(tap)
+    try:
+        yield tap
+    finally:
+        _ACTIVE.reset(token)
