@@ -136,7 +136,7 @@ def causal_blocks(plan: CausalPlan) -> Iterator[Block]:
             origin = mean[..., base - 1 : base, :]
             body = (body - origin) * real[..., :end].unsqueeze(-1)
             drift = (mean[..., base:end, :] - origin) @ inverse.mT
-        ones = 1.0 / count[..., base:end].clamp(min=1).unsqueeze(-1)
+        ones = count[..., base:end].clamp(min=1).unsqueeze(-1).to(torch.float64).reciprocal()
         fresh_leverage = float(u.square().sum(-2).max())
         z = body @ inverse.mT
         yield Block(
