@@ -46,16 +46,19 @@ def output_slack(row: Array, values: Array, tolerance: float) -> float:
     return tolerance * float(np.sqrt(np.mean((row @ values) ** 2)))
 
 
-def proved_minimum(costs: Array, duals: Array, row: Array, values: Array, slack: float) -> Array:
+def proved_minimum(
+    costs: Array, duals: Array, row: Array, values: Array, slack: float, *, allowance: float = 1.0
+) -> Array:
     """Rigorous lower bounds on min cᵀx over P, one for each (cost, dual) pair; no solver involved.
 
     costs (k, n), duals (k, d_v), row (n,), values (n, d_v), slack δ ≥ 0. Each is uᵀo − δ‖u‖₁ + min_j(c_j − v_jᵀu) less
-    a bound on the rounding of these dot products.
+    `allowance` times a bound on the rounding of these dot products. Reported bounds leave twice the rounding, so that a
+    later check, whose sums may run in another order, still proves them with once.
     """
     output = row @ values
     price = duals @ values.T
     size = np.abs(duals) @ np.abs(values).max(axis=0, initial=0.0)
-    rounding = 4 * (values.shape[1] + row.shape[0]) * _EPS * (size + slack * np.abs(duals).sum(1))
+    rounding = allowance * 4 * (values.shape[1] + row.shape[0]) * _EPS * (size + slack * np.abs(duals).sum(1))
     bound = duals @ output - slack * np.abs(duals).sum(1) + (costs - price).min(axis=1)
     return np.asarray(bound - rounding, dtype=np.float64)
 
@@ -141,6 +144,13 @@ class Polytope:
 
     def minimum(self, cost: Array) -> Optimum:
         """min cᵀx over P: the vertex, the dual and what the dual proves. cost (n,)."""
+        vertex = self.vertex(cost)
+        dual = self._value_dual(np.array(self._highs.getSolution().row_dual))
+        bound = proved_minimum(cost[None], dual[None], self.row, self.values, self.slack, allowance=2.0)[0]
+        return Optimum(vertex, dual, float(bound))
+
+    def vertex(self, cost: Array) -> Array:
+        """A vertex of P that minimises cᵀx, as the solver returns it: entries may be off by 1e-9."""
         highs = self._highs
         highs.changeColsCost(len(cost), self._columns, cost)
         highs.run()
@@ -154,10 +164,18 @@ class Polytope:
                 f"HiGHS ended with status {status!r} on a program that has a solution (the row itself); "
                 "please report the row and its values."
             )
-        solution = highs.getSolution()
-        dual = self._value_dual(np.array(solution.row_dual))
-        bound = proved_minimum(cost[None], dual[None], self.row, self.values, self.slack)[0]
-        return Optimum(np.array(solution.col_value), dual, float(bound))
+        return np.array(highs.getSolution().col_value)
+
+    def move_to(self, row: Array, seen: npt.NDArray[np.bool_]) -> None:
+        """Turn to another row of the same head (tolerance 0 only); hidden keys are fixed at 0.
+
+        The constraint matrix stays, so the last basis is still a good place to start from.
+        """
+        self.row = row
+        right = row @ self._q
+        index = np.arange(len(right), dtype=np.int32)
+        self._highs.changeRowsBounds(len(right), index, right, right)
+        self._highs.changeColsBounds(len(row), self._columns, np.zeros(len(row)), np.where(seen, np.inf, 0.0))
 
     def _value_dual(self, row_dual: Array) -> Array:
         """The solver's multipliers turned into u ∈ R^{d_v}, in the units of the values as given."""

@@ -201,13 +201,19 @@ def _from_tensors(model: Model, given: Any, target: Any) -> tuple[list[Prepared]
     target_mask = tensors.pop("decoder_attention_mask", None)
     if mask is not None and mask.dim() == 1:
         mask = mask[None]
-    rows = next(iter(tensors.values())).shape[0]
+    masks = {"attention_mask": mask, "decoder_attention_mask": target_mask}
+    tensors_and_masks = tensors | {name: m for name, m in masks.items() if m is not None}
+    counts = {name: tensor.shape[0] for name, tensor in tensors_and_masks.items()}
+    rows = next(iter(counts.values()))
+    if len(set(counts.values())) > 1:
+        if min(counts.values()) > 1:
+            raise InputError(f"the inputs disagree on how many sequences there are: {counts}. Give as many rows of each.")
+        # One sequence that takes several rows of something (MusicGen's codebooks): nothing to split, nothing padded.
+        return [Prepared(tensors_and_masks, None)], True
     prepared = []
     for row in range(rows):
         inputs = {}
         for name, tensor in tensors.items():
-            if tensor.shape[0] != rows:
-                raise InputError(f"the input {name!r} has {tensor.shape[0]} rows, others have {rows}: they must agree.")
             one = tensor[row : row + 1]
             if name.startswith("decoder_") and target_mask is not None and one.shape[1:2] == target_mask.shape[1:]:
                 one = one[:, target_mask[row].bool()]

@@ -127,7 +127,10 @@ def prove(model: nn.Module, inputs: Mapping[str, Any]) -> Proof:
             return _prove_way(model, way, inputs, batch, plain, tolerance, tuple(tried))
         except Unread as problem:
             tried.append(f"{way}: {problem}")
-    raise ModelError(f"whence could not read the attention of {type(model).__name__}. Tried " + "; ".join(tried) + ".")
+    nothing = " It seems to have no attention, or one that is not softmax(…) · values." if all("no " in t for t in tried) else ""
+    raise ModelError(
+        f"whence could not read the attention of {type(model).__name__}.{nothing} Tried: " + "; ".join(tried) + "."
+    )
 
 
 def check_weights(model: nn.Module) -> None:
@@ -172,20 +175,35 @@ def _prove_way(
             stack.enter_context(AttentionMode(unseen, batch, outside=tap))
         outputs = _numbers(model(**inputs))
     if not tap.calls:
-        raise Unread("no attention call was seen" + ("" if way == INTERFACE else " (softmax → matmul, or fused)"))
+        missing = "no attention call was seen" if way == INTERFACE else "no softmax over positions followed by a product with values"
+        raise Unread(missing)
     if unseen.calls:
         raise Unread(f"{len(tap.calls)} attention calls came through it and {len(unseen.calls)} went past it")
     error_d = max((deviation(outputs[k], plain[k]) for k in plain if k in outputs), default=float("inf"))
     if error_d > tolerance:
-        again = _plain_outputs(model, inputs)
-        noise = max(deviation(again[k], plain[k]) for k in plain)
-        extra = f"; two plain runs differ by {noise:.1e} from each other" if noise > tolerance else ""
-        raise Unread(f"the outputs with the tap differ by {error_d:.1e} from those without it{extra}")
+        raise Unread(f"the outputs with the tap differ by {error_d:.1e} from those without it{_why(model, inputs, plain, tolerance)}")
     readings = [_read_site(tape, call, tolerance) for call in tap.calls]
     wrong = [i for i, reading in enumerate(readings) if reading[0] > tolerance]
     if wrong:
         raise Unread(f"attention · values misses the head output by {readings[wrong[0]][0]:.1e} in call {wrong[0]}")
     return Proof(way, _number_sites(model, tape, tap.calls, readings), error_d, tolerance, tried)
+
+
+def _why(model: nn.Module, inputs: Mapping[str, Any], plain: Mapping[Any, Tensor], tolerance: float) -> str:
+    """Whose fault it is when (d) fails: a model that is never twice the same, or that differs from its own eager self."""
+    again = _plain_outputs(model, inputs)
+    noise = max(deviation(again[k], plain[k]) for k in plain)
+    if noise > tolerance:
+        return f"; two plain runs differ by {noise:.1e} from each other, so the model is not deterministic"
+    own = getattr(getattr(model, "config", None), "_attn_implementation_internal", None)
+    if own in (None, "eager"):
+        return ""
+    with interface.switched(model, "eager"):
+        eager = _plain_outputs(model, inputs)
+    gap = max(deviation(eager[k], plain[k]) for k in plain)
+    if gap <= tolerance:
+        return ""
+    return f"; the model's own {own!r} and eager attention differ by {gap:.1e}: load it with attn_implementation='eager'"
 
 
 def _read_site(tape: Tape, call: Call, tolerance: float) -> tuple[float, Found]:
