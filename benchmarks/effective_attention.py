@@ -86,8 +86,8 @@ def compare_full(tensors: dict[str, Tensor], repeats: int) -> None:
     exact = effective_attention(attention.double(), values.double())
     error = max(float((x - exact).abs().max()) for x in (ours, from_outputs))
     print(
-        f"full    n={n:4d}  SVD of T {slow:8.1f}  full SVD of V {full:7.1f}  ours {plain:6.2f}  ours, C given {given:6.2f}"
-        f"  simplex {simplex:6.2f} ms   {slow / plain:6.1f}x  {full / plain:5.1f}x  (C given {slow / given:6.1f}x  "
+        f"full    n={n:4d}  SVD of T {slow:8.1f}  full SVD of V {full:7.1f}  ours {plain:6.2f}"
+        f"  ours, C given {given:6.2f}  simplex {simplex:6.2f} ms   {slow / plain:6.1f}x  {full / plain:5.1f}x  (C given {slow / given:6.1f}x  "
         f"{full / given:5.1f}x)  max error {error:.1e}"
     )
 
@@ -110,8 +110,8 @@ def compare_causal(tensors: dict[str, Tensor], repeats: int, sample: int) -> Non
     far = rows[rows >= 2 * values.shape[-1]]
     apart = float((ours - reference)[:, far].abs().max()) if len(far) else 0.0
     print(
-        f"causal  n={n:4d}  thin SVD a row {slow:9.1f} ms ({len(rows)} rows timed)  ours {fast:7.2f} ms  {slow / fast:6.1f}x"
-        f"  max error {error:.1e}, from the float32 SVD for rows >= 2 d_v {apart:.1e}"
+        f"causal  n={n:4d}  thin SVD a row {slow:9.1f} ms ({len(rows)} rows timed)  ours {fast:7.2f} ms"
+        f"  {slow / fast:6.1f}x  max error {error:.1e}, from the float32 SVD for rows >= 2 d_v {apart:.1e}"
     )
 
 

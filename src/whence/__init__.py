@@ -20,11 +20,23 @@ _PUBLIC = {
     "doctor": "whence.reading.doctor",
     "substitute": "whence.reading.substitution",
     "methods": "whence.registry",
+    "effective_attention": "whence.attention.effective_attention",
+    "identifiability": "whence.attention.identifiability",
+    "certify": "whence.attention.certify",
+    "certify_row": "whence.core.certificate",
+    "witness": "whence.attention.witness",
+    "doppelganger": "whence.attention.doppelganger",
 }
 
 __all__ = ["__version__", "errors", *sorted(_PUBLIC)]
 
 if TYPE_CHECKING:
+    from whence.attention.certify import certify
+    from whence.attention.doppelganger import doppelganger
+    from whence.attention.effective_attention import effective_attention
+    from whence.attention.identifiability import identifiability
+    from whence.attention.witness import witness
+    from whence.core.certificate import certify_row
     from whence.loading import Model, load
     from whence.reading.doctor import doctor
     from whence.reading.run import trace

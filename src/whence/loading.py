@@ -132,11 +132,17 @@ def _load_embedded(found: embedded.EmbeddedModel, task: str | None, dtype: Any) 
     from transformers import AutoTokenizer
 
     folder = embedded.locate(found.name)
-    extra = {"gguf_file": found.gguf_file} if found.gguf_file else {}
-    with _quietly():
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **extra)
-        head = _head_class(folder, task or ("text-generation" if found.kind == "decoder" else "base"), None)
-        model = head.from_pretrained(folder, local_files_only=True, dtype=dtype or torch.float32, **extra)
+    if found.gguf_file is not None:
+        from whence.converted import unpacked
+
+        folder = unpacked(found, folder)
+    head = _head_class(folder, task or ("text-generation" if found.kind == "decoder" else "base"), None)
+    with quietly():
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model, info = head.from_pretrained(
+            folder, local_files_only=True, dtype=dtype or torch.float32, output_loading_info=True
+        )
+    _check_complete(found.name, model, info)
     model.eval()
     return Model(model, tokenizer, None, found.name)
 
@@ -188,7 +194,7 @@ def _load_from(name: str, task: str | None, dtype: Any, allow_pickle: bool, trus
     if local:
         options["local_files_only"] = True
     try:
-        with _quietly():
+        with quietly():
             config = AutoConfig.from_pretrained(place, **options)
             head = _head_class(place, task, config)
             if getattr(config, "auto_map", None) and trust_remote_code:
@@ -229,7 +235,7 @@ def _companions(place: str, options: dict[str, Any]) -> tuple[Any, Any]:
     found = []
     for auto in (AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor):
         try:
-            with _quietly():
+            with quietly():
                 found.append(auto.from_pretrained(place, **options))
         except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError):
             found.append(None)  # a model may come without; what needs it says so
@@ -262,7 +268,7 @@ def _explained(name: str, local: bool, allow_pickle: bool, problem: Exception) -
     return ModelError(f"the model in {name!r} could not be loaded: {said[:300]}")
 
 
-class _quietly:
+class quietly:
     """transformers prints load reports and progress bars; whence speaks for itself."""
 
     def __enter__(self) -> None:

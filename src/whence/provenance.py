@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from whence.loading import Model
 
 
+@lru_cache(maxsize=1)
 def library_versions() -> dict[str, str]:
     """The versions of what the numbers depend on."""
     found = {}

@@ -1,11 +1,10 @@
-"""The oracles live beside the tests; this makes them importable under any pytest import mode."""
+"""One thread: the tests share two cores with others, and small problems gain nothing from more."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import torch
+from hypothesis import settings
 
-sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
+settings.register_profile("core", deadline=None, max_examples=40)
+settings.load_profile("core")

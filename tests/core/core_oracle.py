@@ -36,7 +36,9 @@ def effective_row(row: Tensor, values: Tensor, seen: Tensor, *, simplex: bool, e
 def effective(attention: Tensor, values: Tensor, visible: Tensor | None, *, simplex: bool) -> Tensor:
     n_query, n_key = attention.shape[-2:]
     batch = torch.broadcast_shapes(
-        attention.shape[:-2], values.shape[:-2], () if visible is None or visible.ndim < 2 else visible.shape[:-2]
+        attention.shape[:-2],
+        values.shape[:-2],
+        () if visible is None or visible.ndim < 2 else visible.shape[:-2],
     )
     a = attention.expand(*batch, n_query, n_key).reshape(-1, n_query, n_key)
     v = values.expand(*batch, *values.shape[-2:]).reshape(-1, *values.shape[-2:])

@@ -13,7 +13,11 @@ import typer
 
 from whence.cli._app import Debug, Version, run
 
-COMMANDS: tuple[str, ...] = ("get", "methods")
+COMMANDS: tuple[str, ...] = (
+    "doctor",
+    "methods",
+    "get",
+)
 """Names of the modules, in the order of the help page."""
 
 

@@ -12,8 +12,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
@@ -60,6 +60,16 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no r
 Model = Annotated[
     str, typer.Option("--model", "-m", metavar="MODEL", help="An embedded model, a local folder or a hub id.")
 ]
+
+
+@contextmanager
+def working(what: str, quiet: bool) -> Iterator[None]:
+    """A moving line on standard error while something takes its time; nothing where nobody watches."""
+    if quiet or not messages.is_terminal:
+        yield
+        return
+    with messages.status(f"{what} …"):
+        yield
 
 
 def print_json(data: Any) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from whence.core._basis import column_basis, helmert_rows, rank_eps, unit_scale
-from whence.core._checks import Constraint
+from whence.core._checks import Constraint, broadcast
 
 _BLOCK = 64
 
@@ -74,7 +74,7 @@ def causal_plan(values: Tensor, keys: Tensor, n_query: int, constraint: Constrai
     n_key, width = values.shape[-2:]
     columns = width + int(constraint == "simplex")
     eps = rank_eps(values.dtype)
-    unit_batch = torch.broadcast_shapes(values.shape[:-2], keys.shape[:-1])
+    unit_batch = broadcast(values.shape[:-2], keys.shape[:-1])
     scaled, scale = unit_scale(values if bool(keys.all()) else values.masked_fill(~keys.unsqueeze(-1), 0.0))
     scaled = scaled.expand(*unit_batch, n_key, width)
     real = keys.expand(*unit_batch, n_key)
@@ -88,7 +88,10 @@ def causal_plan(values: Tensor, keys: Tensor, n_query: int, constraint: Constrai
     early = real & (count <= columns)
     longest = int(early.reshape(-1, n_key).any(0).nonzero().max()) + 1
     basis = column_basis(
-        scaled[..., :longest, :].reshape(-1, longest, width), early[..., :longest].reshape(-1, longest), eps, constraint
+        scaled[..., :longest, :].reshape(-1, longest, width),
+        early[..., :longest].reshape(-1, longest),
+        eps,
+        constraint,
     )
     identified = basis.identified.reshape(unit_batch).unsqueeze(-1) & (row_count <= columns)
     # κ_F² eps is what a Cholesky factor loses: κ_F ≤ 3e4 keeps 2e-7, κ_F ≤ 1e3 keeps 2e-10.
@@ -139,9 +142,7 @@ def causal_blocks(plan: CausalPlan) -> Iterator[Block]:
         ones = count[..., base:end].clamp(min=1).unsqueeze(-1).to(torch.float64).reciprocal()
         fresh_leverage = float(u.square().sum(-2).max())
         z = body @ inverse.mT
-        yield Block(
-            start, stop, base, end, good, spread, inverse, z, w, origin, drift, ones, fresh_leverage
-        )
+        yield Block(start, stop, base, end, good, spread, inverse, z, w, origin, drift, ones, fresh_leverage)
 
 
 def _row_counts(count: Tensor, n_query: int) -> Tensor:

@@ -23,6 +23,19 @@ def shape(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
 
 
+def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """torch.broadcast_shapes, typed."""
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+
+
+def check_tensor(name: str, given: object, expected: str) -> None:
+    """Refuse arrays and lists with a sentence; type checkers see the annotation, notebooks do not."""
+    if not isinstance(given, Tensor):
+        raise InputError(f"{name} is {type(given).__name__}; give a torch tensor {expected}.")
+    if not given.dtype.is_floating_point:
+        raise InputError(f"{name} is {given.dtype}; give a floating-point tensor {expected}.")
+
+
 def check_constraint(constraint: str) -> None:
     if constraint not in ("output", "simplex"):
         raise InputError(
@@ -43,18 +56,15 @@ def check_finite(name: str, tensor: Tensor) -> None:
 
 
 def check_values(values: Tensor, *, name: str = "values") -> None:
-    if not isinstance(values, Tensor):
-        raise InputError(f"{name} is {type(values).__name__}; give a torch tensor (…, n_key, d_v).")
+    check_tensor(name, values, "(…, n_key, d_v)")
     if values.ndim < 2 or values.shape[-1] == 0 or values.shape[-2] == 0:
         raise InputError(f"{name} has shape {shape(values)}; expected (…, n_key, d_v) with at least one key.")
-    if not values.dtype.is_floating_point:
-        raise InputError(f"{name} is {values.dtype}; give a floating-point tensor.")
     check_finite(name, values)
 
 
 def check_visible(visible: Tensor, n_query: int | None, n_key: int) -> None:
-    if not isinstance(visible, Tensor) or visible.dtype != torch.bool:
-        kind = visible.dtype if isinstance(visible, Tensor) else type(visible).__name__
+    kind = getattr(visible, "dtype", type(visible).__name__)
+    if kind != torch.bool:
         raise InputError(
             f"visible is {kind}; give a boolean tensor, True where the row may look (additive mask: mask == 0)."
         )
@@ -65,20 +75,15 @@ def check_visible(visible: Tensor, n_query: int | None, n_key: int) -> None:
         raise InputError(f"visible has shape {shape(visible)}; expected a shape broadcastable to {want}.")
 
 
-def check_pair(
-    attention: Tensor, values: Tensor, visible: Tensor | None, *, finite: bool = True
-) -> tuple[int, ...]:
+def check_pair(attention: Tensor, values: Tensor, visible: Tensor | None, *, finite: bool = True) -> tuple[int, ...]:
     """Check the three tensors together; the broadcast batch shape is returned.
 
     finite=False leaves the attention's NaN test, a full pass over the largest tensor, to the caller.
     """
-    if not isinstance(attention, Tensor):
-        raise InputError(f"attention is {type(attention).__name__}; give a torch tensor (…, n_query, n_key).")
+    check_tensor("attention", attention, "(…, n_query, n_key)")
     check_values(values)
     if attention.ndim < 2 or attention.shape[-2] == 0:
         raise InputError(f"attention has shape {shape(attention)}; expected (…, n_query, n_key).")
-    if not attention.dtype.is_floating_point:
-        raise InputError(f"attention is {attention.dtype}; give a floating-point tensor.")
     if attention.shape[-1] != values.shape[-2]:
         raise InputError(
             f"attention {shape(attention)} has {attention.shape[-1]} keys but values {shape(values)} has "
@@ -91,7 +96,7 @@ def check_pair(
         check_visible(visible, attention.shape[-2], attention.shape[-1])
         batches.append(visible.shape[:-2])
     try:
-        return tuple(torch.broadcast_shapes(*batches))
+        return broadcast(*batches)
     except RuntimeError:
         raise InputError(
             f"the leading dimensions of attention {shape(attention)}, values {shape(values)}"
@@ -103,7 +108,7 @@ def check_pair(
 
 def check_stray(attention: Tensor, visible: Tensor) -> None:
     """Refuse a mask that is not this attention's; fully masked rows (uniform by convention) are exempt."""
-    whole = torch.broadcast_shapes(attention.shape, visible.shape)
+    whole = broadcast(attention.shape, visible.shape)
     rows = attention.detach().expand(whole)
     skip = (visible | ~visible.any(-1, keepdim=True)).expand(whole)
     # Head by head the temporary stays in cache, and the test costs one read of the attention; small heads at once.
@@ -123,11 +128,11 @@ def as_row(attention_row: Tensor, values: Tensor, visible: Tensor | None) -> tup
     sums to 1, so the row is divided by its sum once, here.
     """
     check_values(values)
-    if not isinstance(attention_row, Tensor) or attention_row.ndim != 1 or values.ndim != 2:
-        given = shape(attention_row) if isinstance(attention_row, Tensor) else type(attention_row).__name__
+    check_tensor("attention_row", attention_row, "(n_key,)")
+    if attention_row.ndim != 1 or values.ndim != 2:
         raise InputError(
-            f"attention_row {given} and values {shape(values)}: expected one row (n_key,) and the values of its "
-            "head (n_key, d_v); index the layer, head and query first."
+            f"attention_row {shape(attention_row)} and values {shape(values)}: expected one row (n_key,) and the "
+            "values of its head (n_key, d_v); index the layer, head and query first."
         )
     n = values.shape[0]
     if attention_row.shape[0] != n:

@@ -116,5 +116,9 @@ def grouped(
             keys = torch.argsort(chosen.to(torch.int8), dim=-1, descending=True, stable=True)[:, :longest]
             member = order[start[chunk].unsqueeze(-1) + torch.arange(k)]
             yield Group(
-                unit_value[chunk], keys, torch.gather(chosen, 1, keys), member_batch[member], member_row[member]
+                unit_value[chunk],
+                keys,
+                torch.gather(chosen, 1, keys),
+                member_batch[member],
+                member_row[member],
             )

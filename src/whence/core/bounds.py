@@ -41,7 +41,7 @@ def weight_bounds(attention: Tensor, values: Tensor, *, visible: Tensor | None =
     """The closed-form bounds for all rows of all heads at once.
 
     Args:
-        attention: (…, n_query, n_key), rows ≥ 0 that sum to 1 (rows are divided by their sum; fully masked rows give 0).
+        attention: (…, n_query, n_key), rows ≥ 0 that sum to 1 (each is divided by its sum; fully masked rows give 0).
         values: (…, n_key, d_v), broadcastable against attention.
         visible: boolean, broadcastable to attention.
 

@@ -15,7 +15,7 @@ from whence.core._checks import Constraint, check_constraint, check_finite, chec
 from whence.core._units import causal_keys, flat_index, full_mask, grouped, shared_keys
 from whence.errors import InputError
 
-# A finished output C = AV carries rounding eps·κ through V⁺; beyond this κ_F the whitened (AQ)Qᵀ, which has no κ, is used.
+# A finished output C = AV carries rounding eps·κ through V⁺; beyond this κ_F the whitened (AQ)Qᵀ, free of κ, is used.
 _OUTPUT_SPREAD = 256.0
 # ‖L⁻¹v‖² of a fresh row up to which float32 products inside a causal block lose at most this factor.
 _FRESH_LEVERAGE = 16.0
@@ -182,9 +182,7 @@ def _causal(
     plan = causal_plan(values, keys, n_query, constraint)
     done = plan.identified.clone()
     top = plan.first
-    result[..., :top, :] = torch.where(
-        done[..., :top].unsqueeze(-1) & mask[..., :top, :], attention[..., :top, :], 0.0
-    )
+    result[..., :top, :] = torch.where(done[..., :top].unsqueeze(-1) & mask[..., :top, :], attention[..., :top, :], 0.0)
     for block in causal_blocks(plan):
         rows = slice(block.start, block.stop)
         fits = block.good.unsqueeze(-1) & ~done[..., rows]

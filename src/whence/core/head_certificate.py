@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,6 +21,8 @@ from whence.core._units import full_mask
 from whence.core.polytope import Array, Polytope
 from whence.errors import InputError
 
+Integers = npt.NDArray[np.int64]
+Booleans = npt.NDArray[np.bool_]
 _EPS = float(np.finfo(np.float64).eps)
 
 
@@ -113,11 +116,20 @@ def certify_head(
     pool = np.array(duals).reshape(-1, wide.shape[1])
     which, side_of = np.array(keys, dtype=np.int64), np.array(sides, dtype=np.int64)
     lower, upper = _pooled(a.numpy(), wide.numpy(), mask.numpy(), pool, which, side_of, allowance=2.0)
-    tensors = (torch.from_numpy(x) for x in (lower, upper, pool, which, side_of))
-    return HeadCertificate(a, wide, mask, *tensors, torch.tensor(chosen, dtype=torch.int64))
+    return HeadCertificate(
+        attention=a,
+        values=wide,
+        visible=mask,
+        lower=torch.from_numpy(lower),
+        upper=torch.from_numpy(upper),
+        duals=torch.from_numpy(pool),
+        keys=torch.from_numpy(which),
+        sides=torch.from_numpy(side_of),
+        rows=torch.tensor(chosen, dtype=torch.int64),
+    )
 
 
-def _spread_rows(outputs: Array, length: np.ndarray, some: list[int], count: int) -> list[int]:  # type: ignore[type-arg]
+def _spread_rows(outputs: Array, length: Integers, some: list[int], count: int) -> list[int]:
     """Farthest-point sampling of the head outputs, from the row that sees most; longer prefixes serve shorter ones."""
     left = np.array(some, dtype=np.int64)
     if not len(left):
@@ -133,10 +145,10 @@ def _spread_rows(outputs: Array, length: np.ndarray, some: list[int], count: int
 def _pooled(
     a: Array,
     values: Array,
-    mask: np.ndarray,  # type: ignore[type-arg]
+    mask: Booleans,
     duals: Array,
-    keys: np.ndarray,  # type: ignore[type-arg]
-    sides: np.ndarray,  # type: ignore[type-arg]
+    keys: Integers,
+    sides: Integers,
     *,
     allowance: float,
 ) -> tuple[Array, Array]:
@@ -168,7 +180,7 @@ def _pooled(
     return np.where(mask, lower, 0.0), np.where(mask, upper, 0.0)
 
 
-def _masked_minimum(reduced: Array, sets: np.ndarray) -> Array:  # type: ignore[type-arg]
+def _masked_minimum(reduced: Array, sets: Booleans) -> Array:
     """(s, p): for each visible set, the smallest reduced cost of each dual; prefixes by a running minimum."""
     size = sets.sum(axis=1)
     prefix = (sets == (np.arange(sets.shape[1]) < size[:, None])).all(axis=1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from whence.core._basis import column_basis, rank_eps, unit_scale
 from whence.core._causal import causal_blocks, causal_plan
-from whence.core._checks import Constraint, check_constraint, check_values, check_visible, shape
+from whence.core._checks import Constraint, broadcast, check_constraint, check_values, check_visible, shape
 from whence.core._units import causal_keys, grouped, shared_keys
 from whence.errors import InputError
 
@@ -41,13 +41,16 @@ def leverage(values: Tensor, *, constraint: Constraint = "simplex", visible: Ten
     if visible.ndim < 2:
         raise InputError(f"visible has shape {shape(visible)}; expected (…, n_query, {n}): add a query dimension.")
     mask = visible.expand(*visible.shape[:-1], n)
-    batch = tuple(torch.broadcast_shapes(values.shape[:-2], mask.shape[:-2]))
+    batch = broadcast(values.shape[:-2], mask.shape[:-2])
     n_query = mask.shape[-2]
     keys = shared_keys(mask)
     if keys is not None:
-        both = torch.broadcast_shapes(values.shape[:-2], keys.shape[:-1])
+        both = broadcast(values.shape[:-2], keys.shape[:-1])
         one = _diagonal(
-            scaled.expand(*both, n, width).reshape(-1, n, width), keys.expand(*both, n).reshape(-1, n), eps, constraint
+            scaled.expand(*both, n, width).reshape(-1, n, width),
+            keys.expand(*both, n).reshape(-1, n),
+            eps,
+            constraint,
         )
         return one.reshape(*both, 1, n) * mask.any(-1, keepdim=True).expand(*batch, n_query, 1)
     result = torch.zeros(*batch, n_query, n, dtype=torch.float64)

@@ -42,7 +42,7 @@ def pearson(attention: Tensor, effective: Tensor, *, visible: Tensor | None = No
         (…,) float64; NaN where either side is constant.
 
     >>> pearson(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
-    tensor(1.0000, dtype=torch.float64)
+    tensor(1., dtype=torch.float64)
     """
     _check_same(attention, effective)
     a, e = (t.detach().to(torch.float64) for t in (attention, effective))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from whence.core._basis import centre, helmert_rows, rank_eps, unit_scale
-from whence.core._checks import check_values, check_visible, shape
+from whence.core._checks import broadcast, check_values, check_visible, shape
 from whence.core._units import causal_keys, grouped, shared_keys
 from whence.errors import InputError
 
@@ -100,13 +100,13 @@ def null_space(values: Tensor, *, visible: Tensor | None = None) -> NullSpace:
         raise InputError(f"visible has shape {shape(visible)}; expected (…, n_query, {n}): add a query dimension.")
     mask = visible.expand(*visible.shape[:-1], n)
     try:
-        batch = tuple(torch.broadcast_shapes(values.shape[:-2], mask.shape[:-2]))
+        batch = broadcast(values.shape[:-2], mask.shape[:-2])
     except RuntimeError:
         raise InputError(f"visible {shape(visible)} does not broadcast against values {shape(values)}.") from None
     n_query = mask.shape[-2]
     keys = shared_keys(mask)
     if keys is not None:
-        both = torch.broadcast_shapes(values.shape[:-2], keys.shape[:-1])
+        both = broadcast(values.shape[:-2], keys.shape[:-1])
         space = _spectra(scaled.expand(*both, *scaled.shape[-2:]), keys.expand(*both, n), eps)
         space = _map(space, lambda t: t.unsqueeze(-1).expand(*batch, n_query).clone())
     else:
@@ -158,20 +158,22 @@ def _spectra(values: Tensor, valid: Tensor, eps: float) -> NullSpace:
     def sigma(matrix: Tensor) -> Tensor:
         if n > 2 * width:
             matrix = torch.linalg.qr(matrix, mode="r").R
-        return torch.linalg.svdvals(matrix)
+        found: Tensor = torch.linalg.svdvals(matrix)
+        return found
 
     return _count(sigma(values), sigma(body), length, width, eps)
 
 
 def _gram_sigma(gram: Tensor) -> Tensor:
     """Singular values from Gram matrices, descending. For float32 values only: eps64^½ is far below their tolerance."""
-    return torch.linalg.eigvalsh(gram).clamp(min=0).sqrt().flip(-1)
+    eigenvalues: Tensor = torch.linalg.eigvalsh(gram)
+    return eigenvalues.clamp(min=0).sqrt().flip(-1)
 
 
 def _causal(scaled: Tensor, keys: Tensor, n_query: int, batch: tuple[int, ...], eps: float) -> NullSpace:
     """Prefixes: running sums of outer products, one small eigenvalue problem for each row."""
     n, width = scaled.shape[-2:]
-    unit_batch = tuple(torch.broadcast_shapes(scaled.shape[:-2], keys.shape[:-1]))
+    unit_batch = broadcast(scaled.shape[:-2], keys.shape[:-1])
     values = scaled.expand(*unit_batch, n, width).reshape(-1, n, width)
     real = keys.expand(*unit_batch, n).reshape(-1, n)
     values = values * real.unsqueeze(-1)
@@ -203,4 +205,3 @@ def _by_group(scaled: Tensor, mask: Tensor, batch: tuple[int, ...], eps: float) 
         for whole, name in zip(counts + floats, _FIELDS, strict=True):
             whole[group.batch, group.row] = getattr(space, name).unsqueeze(-1).expand(group.batch.shape)
     return NullSpace(*(t.reshape(*batch, n_query) for t in counts + floats))
-

@@ -190,9 +190,9 @@ class Polytope:
         if not self._tolerant:
             support = x > 1e-10
             exact = np.zeros_like(x)
-            exact[support] = x[support] + np.linalg.lstsq(
-                self._q[support].T, (self.row - x * support) @ self._q, rcond=None
-            )[0]
+            exact[support] = (
+                x[support] + np.linalg.lstsq(self._q[support].T, (self.row - x * support) @ self._q, rcond=None)[0]
+            )
             if exact.min() >= 0.0:
                 x = exact
         return np.asarray(x / x.sum(), dtype=np.float64)

@@ -93,7 +93,9 @@ def residual(row: Tensor, alternative: Tensor, values: Tensor) -> float:
     return moved / size if size > 0 else moved
 
 
-def random_row_at(attention_row: Tensor, total_variation: float, *, seed: int = 0, visible: Tensor | None = None) -> Tensor:
+def random_row_at(
+    attention_row: Tensor, total_variation: float, *, seed: int = 0, visible: Tensor | None = None
+) -> Tensor:
     """A random attention row at exactly this total variation from the given one: the control of a witness.
 
     Walks from the row towards a random row of the simplex (flat Dirichlet, then sparser ones if that is not far

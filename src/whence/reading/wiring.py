@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -49,6 +50,15 @@ class Projection:
 
     weight: Tensor  # (head, d_v, d)
     bias: Tensor | None  # (d,)
+
+    @cached_property
+    def full_rank(self) -> bool:
+        """Whether every head's slice has full row rank, so that T = V W has the column space of V. Measured once."""
+        if self.weight.shape[-2] > self.weight.shape[-1]:
+            return False
+        singular = torch.linalg.svdvals(self.weight.detach().to(torch.float64))
+        cut = singular[..., 0] * max(self.weight.shape[-2:]) * torch.finfo(self.weight.dtype).eps
+        return bool((singular[..., -1] > cut).all())
 
     def __call__(self, heads: Tensor) -> Tensor:
         """(head, query, d_v) → (query, d)"""
@@ -162,10 +172,12 @@ def find_projection(tape: Tape, start: Node, heads: Tensor, tolerance: float) ->
     tried: list[str] = []
     for op, node in consumers(closure(tape, start)):
         projection = _as_linear(op, node, heads.shape[0], heads.shape[2])
+        out = op.outputs[0] if projection is not None else None
         if projection is None:
+            projection, out = _as_added(tape, op, node, heads.shape[0], heads.shape[2])
+        if projection is None or out is None:
             tried.append(op.name)
             continue
-        out = op.outputs[0]
         expected = projection(heads.to(torch.float64))
         error = deviation(flat(out.value), expected)
         if error <= tolerance:
@@ -201,6 +213,20 @@ def _as_linear(op: Op, node: Node, heads: int, size: int) -> Projection | None:
     if bias is not None and bias.numel() != weight.shape[1]:
         return None
     return Projection(weight.detach().unflatten(0, (heads, size)), None if bias is None else bias.detach().reshape(-1))
+
+
+def _as_added(tape: Tape, op: Op, node: Node, heads: int, size: int) -> tuple[Projection | None, Node | None]:
+    """Heads added first and then projected, (Σ_h z_h) W: every head is given the same W. With the projected tensor.
+
+    That the sum runs over the heads, and over nothing else, is left to the caller's check by value.
+    """
+    if op.name != "sum" or not op.outputs or op.outputs[0].value.numel() * heads != node.value.numel():
+        return None, None
+    for after, summed in consumers(closure(tape, op.outputs[0])):
+        one = _as_linear(after, summed, 1, size)
+        if one is not None:
+            return Projection(one.weight.expand(heads, -1, -1), one.bias), after.outputs[0]
+    return None, None
 
 
 def _einsum_weight(op: Op, node: Node, heads: int, size: int) -> Tensor | None:

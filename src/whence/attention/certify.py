@@ -1,0 +1,117 @@
+"""In what interval could this weight lie? Certificates for rows and heads of a trace, with their tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from whence.attention.heads import find_row, row_of
+from whence.core.certificate import Certificate, certify_row
+from whence.core.head_certificate import HeadCertificate, certify_head
+from whence.provenance import Provenance
+from whence.reading.tokens import Tokens
+from whence.reading.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class TokenCertificate(Certificate):
+    """A certificate that knows which row of which head it speaks of."""
+
+    layer: int = -1
+    head: int = -1
+    query: int = -1
+    tokens: Tokens | None = None
+    key_tokens: Tokens | None = None
+    provenance: Provenance | None = None
+
+    def sentences(self) -> list[str]:
+        """What is proved, in words."""
+        assert self.tokens is not None and self.key_tokens is not None
+        where = f"Layer {self.layer} head {self.head}"
+        said = []
+        for key, weight, low, high in zip(
+            self.keys.tolist(), self.weights.tolist(), self.lower.tolist(), self.upper.tolist(), strict=True
+        ):
+            begin = f"{where} puts {weight:.2f} on {_name(self.key_tokens, key)} from {_name(self.tokens, self.query)}"
+            if self.dimension == 0 and self.tolerance == 0:
+                said.append(f"{begin}; no other value would give the same output.")
+            else:
+                what = "the same output" if self.tolerance == 0 else f"an output within {self.tolerance:.0%}"
+                said.append(f"{begin}; any value from {low:.2f} to {high:.2f} would give {what}.")
+        return said
+
+    def to_frame(self) -> pd.DataFrame:
+        frame = super().to_frame()
+        assert self.key_tokens is not None
+        frame.insert(1, "token", [self.key_tokens[int(k)] for k in frame["key"]])
+        return frame
+
+    def to_dict(self) -> dict[str, Any]:
+        data = {
+            name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("tokens", "key_tokens", "provenance")
+        }
+        plain = {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in data.items()}
+        assert self.tokens is not None and self.key_tokens is not None and self.provenance is not None
+        plain["query_token"] = self.tokens[self.query]
+        plain["key_tokens"] = list(self.key_tokens)
+        plain["provenance"] = self.provenance.to_dict()
+        plain["checked"] = self.check()
+        return plain
+
+
+def _name(tokens: Tokens, place: int) -> str:
+    return tokens[place] if tokens.special[place] else f"‘{tokens[place]}’"
+
+
+def certify(
+    trace: Trace,
+    layer: int,
+    head: int,
+    query: int | str,
+    top: int | None = 5,
+    tolerance: float = 0.0,
+    *,
+    attention: str | None = None,
+) -> TokenCertificate:
+    """The exact interval of each of the heaviest weights of one row, and what else is certain, with proofs.
+
+    `query`: a position, or a token that stands once in the text. `top`: how many weights; None, all. `tolerance`:
+    allow the head's contribution to the output to move by this share of its root mean square, per coordinate.
+    `Certificate.check()` verifies all of it again without a solver.
+
+    >>> import whence
+    >>> trace = whence.trace(whence.load(), "The bank raised its rates.")
+    >>> row = whence.certify(trace, layer=0, head=0, query="bank")
+    >>> row.dimension, row.check()                 # 8 tokens, heads of 32: this row is unique
+    (0, True)
+    """
+    stack, found, place, row = find_row(trace, layer, head, query, attention)
+    weights, values, visible = row_of(found, place, row)
+    if tolerance > 0 and found._projection is not None:
+        # A tolerance is meant on what the head adds to the block's output, so it is put on T = V W.
+        values = found.transformed_values[place]
+    plain = certify_row(weights, values, top=top, tolerance=tolerance, visible=visible)
+    return TokenCertificate(
+        **{name: getattr(plain, name) for name in plain.__dataclass_fields__},
+        layer=layer,
+        head=head,
+        query=row,
+        tokens=stack.tokens,
+        key_tokens=stack.key_tokens,
+        provenance=trace.provenance.by(
+            "certify", layer=layer, head=head, query=row, top=top, tolerance=tolerance, attention=stack.name
+        ),
+    )
+
+
+def certify_whole_head(trace: Trace, layer: int, head: int, *, rows: int = 24, attention: str | None = None) -> HeadCertificate:
+    """Proved intervals for every weight of every row of a head, from the duals of a few rows."""
+    _, found, place, _ = find_row(trace, layer, head, 0, attention)
+    _, values, _ = row_of(found, place, 0)
+    visible = found.visible if found.visible is None or found.visible.dim() == 2 else found.visible[place]
+    return certify_head(found.attention[place], values, rows=rows, visible=visible)

@@ -1,0 +1,158 @@
+"""Two models' worth of attention maps, the same computation: other attention for every row of every head at once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from whence.attention.heads import by_group, row_of
+from whence.attention.witness import Verification, relative
+from whence.core.alternative_attention import alternative_attention
+from whence.core.witness import random_row_at, witness_row
+from whence.reading.substitution import Replace, Substituted, substitute
+from whence.reading.trace import Stack, Trace
+from whence.results import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Doppelganger(Result):
+    """`values`: the other attention, [layer, head, query, key], float64.
+
+    `extra`: total_variation and residual [layer, head, query]; witness_layer, witness_total_variation and
+    witness_here: for a sample of rows, the total variation of the single-row witness beside that of this map.
+    """
+
+    kind: ClassVar[str] = "doppelganger"
+    trace: Trace | None = None
+    attention: str | None = None
+
+    @property
+    def total_variation(self) -> float:
+        """The mean over all rows."""
+        return float(self.extra["total_variation"].mean())
+
+    @property
+    def share_of_witnesses(self) -> float:
+        """Mean total variation on the sampled rows, as a share of what single-row witnesses reach there."""
+        reached = float(self.extra["witness_total_variation"].mean())
+        return float(self.extra["witness_here"].mean()) / reached if reached > 0 else 1.0
+
+    def by_layer(self) -> pd.DataFrame:
+        """Mean total variation by layer, and that of the witnesses on the sampled rows of that layer."""
+        import pandas as pd
+
+        rows = []
+        for i, layer in enumerate(self.layers):
+            sampled = self.extra["witness_layer"] == layer
+            rows.append(
+                {
+                    "layer": layer,
+                    "total_variation": float(self.extra["total_variation"][i].mean()),
+                    "sampled_rows": int(sampled.sum()),
+                    "sampled_total_variation": float(self.extra["witness_here"][sampled].mean()),
+                    "witness_total_variation": float(self.extra["witness_total_variation"][sampled].mean()),
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def verify(self, model: Any = None, *, seed: int = 0) -> Verification:
+        """Put all of it into the model at once; the control moves every row as far, at random."""
+        from whence.errors import InputError
+
+        if self.trace is None:
+            raise InputError("this doppelganger was loaded from a file and has no trace: make it again to verify it.")
+        stack = self.trace.of(self.attention)
+        original = [layer.attention.to(torch.float64) for layer in stack]
+        control = [
+            _random(layer.attention, self.extra["total_variation"][i], layer.visible, seed) for i, layer in enumerate(stack)
+        ]
+        baseline, changed, moved = (self._run(maps, model) for maps in (original, list(self.values), control))
+        outputs = [torch.stack([la.outputs for la in run.trace.of(self.attention)]) for run in (baseline, changed, moved)]
+        found = [
+            (relative(o, outputs[0]), relative(run.final_states, baseline.final_states), relative(run.logits, baseline.logits))
+            for o, run in zip(outputs[1:], (changed, moved), strict=True)
+        ]
+        return Verification(self.total_variation, found[0][0] or 0.0, *found[0][1:], found[1][0] or 0.0, *found[1][1:])
+
+    def _run(self, maps: list[Tensor], model: Any) -> Substituted:
+        assert self.trace is not None
+        changes = [
+            Replace(layer, weights, attention=self.attention) for layer, weights in zip(self.layers, maps, strict=True)
+        ]
+        return substitute(self.trace, changes, model=model)
+
+
+def _random(attention: Tensor, distances: Tensor, visible: Tensor | None, seed: int) -> Tensor:
+    """Every row moved at random as far as the doppelganger moved it."""
+    other = torch.zeros(attention.shape, dtype=torch.float64)
+    for h in range(attention.shape[0]):
+        for q in range(attention.shape[1]):
+            seen = None if visible is None else visible[q] if visible.dim() == 2 else visible[h, q]
+            row = attention[h, q].to(torch.float64)
+            total = row.sum()
+            other[h, q] = random_row_at(row / total, float(distances[h, q]), seed=seed + q, visible=seen) * total
+    return other
+
+
+def doppelganger(
+    trace: Trace, *, budget: float = 60.0, sample: int = 24, seed: int = 0, attention: str | None = None
+) -> Doppelganger:
+    """Alternative attention for every row of every head that leaves the whole computation unchanged.
+
+    As different from the original as `budget` seconds allow. `sample` rows are also given their own single-row
+    witness (outside the budget), to say how much of what is possible was reached.
+    """
+    stack = trace.of(attention)
+    begin = time.monotonic()
+    maps, distances, residuals = [], [], []
+    for i, layer in enumerate(stack):
+        left = budget - (time.monotonic() - begin)
+        weights, values, visible = by_group(layer)
+        share = max(left / (len(stack) - i), 1e-3)
+        found = alternative_attention(weights, values, visible=visible, budget=share, seed=seed)
+        maps.append(found.attention.flatten(0, 1))
+        distances.append(found.total_variation.flatten(0, 1))
+        residuals.append(found.residual.flatten(0, 1))
+    moved = torch.stack(distances)
+    extra = {"total_variation": moved, "residual": torch.stack(residuals), **_sampled(stack, moved, sample, seed)}
+    return Doppelganger(
+        values=torch.stack(maps),
+        axes=("layer", "head", "query", "key"),
+        tokens=stack.tokens,
+        key_tokens=None if stack.key_tokens is stack.tokens else stack.key_tokens,
+        layers=tuple(layer.index for layer in stack),
+        heads=stack.layers[0].heads,
+        provenance=trace.provenance.by("doppelganger", budget=budget, seed=seed, attention=stack.name),
+        extra=extra,
+        trace=trace,
+        attention=attention,
+    )
+
+
+def _sampled(stack: Stack, moved: Tensor, sample: int, seed: int) -> dict[str, Tensor]:
+    """Single-row witnesses on a random sample of rows, spread over the layers."""
+    generator = torch.Generator().manual_seed(seed)
+    layers, here, witnesses = [], [], []
+    for k in range(sample):
+        i = k % len(stack)
+        layer = stack.layers[i]
+        heads, n_query, _ = layer.attention.shape
+        h = int(torch.randint(heads, (1,), generator=generator))
+        q = int(torch.randint(n_query, (1,), generator=generator))
+        weights, values, visible = row_of(layer, h, q)
+        best = witness_row(weights / weights.sum(), values, visible=visible, seed=seed)
+        layers.append(layer.index)
+        here.append(float(moved[i, h, q]))
+        witnesses.append(best.total_variation)
+    return {
+        "witness_layer": torch.tensor(layers),
+        "witness_here": torch.tensor(here, dtype=torch.float64),
+        "witness_total_variation": torch.tensor(witnesses, dtype=torch.float64),
+    }

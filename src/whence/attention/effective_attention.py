@@ -1,0 +1,91 @@
+"""Effective attention (Brunner et al. 2020, section 3.2) of tensors, or of every layer and head of a trace."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, overload
+
+import torch
+from torch import Tensor
+
+from whence.attention.heads import by_group
+from whence.core._checks import Constraint
+from whence.core.effective_attention import effective_attention as effective
+from whence.errors import InputError
+from whence.reading.trace import Layer, Trace
+from whence.results import Result
+
+
+class EffectiveAttention(Result):
+    """A⊥ of every layer and head, [layer, head, query, key]; entries may be negative."""
+
+    kind: ClassVar[str] = "effective-attention"
+
+
+@overload
+def effective_attention(first: Tensor, second: Tensor = ..., /, **settings: Any) -> Tensor: ...
+@overload
+def effective_attention(first: Trace, /, **settings: Any) -> EffectiveAttention: ...
+@overload
+def effective_attention(*, attention: Tensor, values: Tensor, **settings: Any) -> Tensor: ...
+def effective_attention(
+    first: Tensor | Trace | None = None,
+    second: Tensor | None = None,
+    /,
+    *,
+    attention: Tensor | str | None = None,
+    values: Tensor | None = None,
+    constraint: Constraint = "output",
+    visible: Tensor | None = None,
+    outputs: Tensor | None = None,
+) -> Tensor | EffectiveAttention:
+    """A⊥ = A · P, the part of attention that the head output depends on.
+
+    On tensors: attention (…, n_query, n_key) and values (…, n_key, d_v), any leading batch; `visible` a boolean mask,
+    rows × keys; a tensor comes back. On a trace: all layers and heads at once, a result comes back; `attention` then
+    names the stack of an encoder–decoder ("encoder", "decoder", "cross").
+    `constraint`: "output", the paper's: the row of least norm with the same output; "simplex": rows keep their sum.
+
+    >>> import torch, whence
+    >>> whence.effective_attention(torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[1.0], [1.0], [-1.0]]))
+    tensor([[ 0.2000,  0.2000, -0.2000]])
+    >>> trace = whence.trace(whence.load(), "The bank raised its rates.")
+    >>> whence.effective_attention(trace).axes
+    ('layer', 'head', 'query', 'key')
+    """
+    if isinstance(first, Trace):
+        if isinstance(attention, Tensor) or second is not None or values is not None or visible is not None:
+            raise InputError("a trace brings its own attention, values and masks: give none beside it.")
+        return of_trace(first, constraint=constraint, attention=attention)
+    if isinstance(attention, str):
+        raise InputError(f"attention={attention!r} names a stack of a trace; with bare tensors it is the attention itself.")
+    a, v = first if first is not None else attention, second if second is not None else values
+    if not isinstance(a, Tensor) or not isinstance(v, Tensor):
+        given = ", ".join(type(x).__name__ for x in (a, v))
+        raise InputError(f"effective_attention takes a trace, or attention and values as two tensors; not {given}.")
+    return effective(a, v, constraint=constraint, visible=visible, outputs=outputs)
+
+
+def of_layer(layer: Layer, constraint: Constraint = "output") -> Tensor:
+    """[head, query, key] of one layer."""
+    weights, values, visible = by_group(layer)
+    outputs = layer._outputs
+    usable = outputs is not None and values.shape[-1] == outputs.shape[-1] and layer._projection is not None
+    known = outputs.unflatten(0, (values.shape[0], -1)) if usable and outputs is not None and layer._projection.full_rank else None  # type: ignore[union-attr]
+    return effective(weights, values, constraint=constraint, visible=visible, outputs=known).flatten(0, 1)
+
+
+def of_trace(trace: Trace, *, constraint: Constraint = "output", attention: str | None = None) -> EffectiveAttention:
+    """All layers and heads of one stack of a trace."""
+    stack = trace.of(attention)
+    found = [of_layer(layer, constraint) for layer in stack]
+    if len({f.shape for f in found}) > 1:
+        raise InputError("the layers differ in shape: select those that agree with trace.select(layers=…).")
+    return EffectiveAttention(
+        values=torch.stack(found),
+        axes=("layer", "head", "query", "key"),
+        tokens=stack.tokens,
+        key_tokens=None if stack.key_tokens is stack.tokens else stack.key_tokens,
+        layers=tuple(layer.index for layer in stack),
+        heads=stack.layers[0].heads,
+        provenance=trace.provenance.by("effective-attention", constraint=constraint, attention=stack.name),
+    )

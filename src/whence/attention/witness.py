@@ -1,0 +1,173 @@
+"""Another attention row that the model cannot tell from this one, verified in the model itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.attention.heads import find_row, row_of
+from whence.core.witness import random_row_at, witness_row
+from whence.provenance import Provenance
+from whence.reading.substitution import Replace, Substituted, substitute
+from whence.reading.trace import Trace
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What changed in the model when other attention was put in its place; each change relative to the original.
+
+    `control_*`: the same with a random row at the same distance, which the model does notice.
+    """
+
+    total_variation: float
+    head_output: float
+    final_states: float | None
+    logits: float | None
+    control_head_output: float
+    control_final_states: float | None
+    control_logits: float | None
+
+    @property
+    def same(self) -> bool:
+        """Whether the model could not tell: every change is at most 1e-6 of the original (float32 rounding)."""
+        found = (self.head_output, self.final_states, self.logits)
+        return all(change is None or change <= 1e-6 for change in found)
+
+    def sentence(self) -> str:
+        what, change, control = ("logits", self.logits, self.control_logits)
+        if change is None:
+            what, change, control = ("final states", self.final_states, self.control_final_states)
+        return (
+            f"{self.total_variation:.2f} of the attention was moved; the {what} changed by {change:.1e}. "
+            f"A random row as far away changes them by {control:.1e}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**{name: getattr(self, name) for name in self.__dataclass_fields__}, "same": self.same}
+
+
+@dataclass(frozen=True)
+class RowWitness:
+    """An alternative attention row with the same head output.
+
+    `alternative` [key]: ≥ 0, same sum, zero at hidden keys; `found`: False where the search found none (which, for
+    key-constrained rows, never means that none exists); `residual`: relative change of the head output.
+    """
+
+    trace: Trace
+    layer: int
+    head: int
+    query: int
+    row: Tensor
+    alternative: Tensor
+    total_variation: float
+    residual: float
+    found: bool
+    statement: str
+    provenance: Provenance
+    attention: str | None = None
+
+    def verify(self, model: Any = None, *, seed: int = 0) -> Verification:
+        """Put the row into the model, run it, and compare; beside it a random row at the same distance."""
+        layer = self.trace.of(self.attention)[self.layer]
+        place = layer.heads.index(self.head)
+        visible = layer.visible
+        if visible is not None:
+            visible = visible[self.query] if visible.dim() == 2 else visible[place, self.query]
+        total = self.row.sum()
+        control = random_row_at(self.row / total, self.total_variation, seed=seed, visible=visible) * total
+        # The unchanged row goes through the same path, so that only the row differs between the runs.
+        baseline, changed, moved = (self._run(row, model) for row in (self.row, self.alternative, control))
+        return compare(self.trace, self.attention, self.layer, self.head, self.total_variation, baseline, changed, moved)
+
+    def _run(self, row: Tensor, model: Any) -> Substituted:
+        change = Replace(self.layer, row.to(torch.float64), self.head, self.query, self.attention)
+        return substitute(self.trace, change, model=model)
+
+    def to_dict(self) -> dict[str, Any]:
+        stack = self.trace.of(self.attention)
+        return {
+            "layer": self.layer,
+            "head": self.head,
+            "query": self.query,
+            "query_token": stack.tokens[self.query],
+            "tokens": list(stack.key_tokens),
+            "row": self.row.tolist(),
+            "alternative": self.alternative.tolist(),
+            "total_variation": self.total_variation,
+            "residual": self.residual,
+            "found": self.found,
+            "statement": self.statement,
+            "provenance": self.provenance.to_dict(),
+        }
+
+
+def relative(changed: Tensor | None, original: Tensor | None) -> float | None:
+    """‖changed − original‖ / ‖original‖, in float64."""
+    if changed is None or original is None:
+        return None
+    a, b = changed.to(torch.float64), original.to(torch.float64)
+    return float(torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b))
+
+
+def compare(
+    trace: Trace, attention: str | None, layer: int, head: int, distance: float,
+    baseline: Substituted, changed: Substituted, control: Substituted,
+) -> Verification:  # fmt: skip
+    """The changes of a substitution and of its control, against the baseline."""
+    outputs = [run.trace.of(attention)[layer].outputs[head] for run in (baseline, changed, control)]
+    changes = [
+        (relative(o, outputs[0]), relative(run.final_states, baseline.final_states), relative(run.logits, baseline.logits))
+        for o, run in zip(outputs[1:], (changed, control), strict=True)
+    ]
+    return Verification(distance, changes[0][0] or 0.0, *changes[0][1:], changes[1][0] or 0.0, *changes[1][1:])
+
+
+def witness(
+    trace: Trace,
+    layer: int,
+    head: int,
+    query: int | str,
+    *,
+    key_constrained: bool = False,
+    starts: int = 4,
+    seed: int = 0,
+    attention: str | None = None,
+) -> RowWitness:
+    """The alternative attention row of largest total variation found, with the same head output.
+
+    `key_constrained=True`: only rows that some query could have produced with this head's keys, by a search from
+    many `starts`; finding none is reported as such, except where the keys are tied to the values, and then the row
+    is unique by theorem.
+
+    >>> import whence
+    >>> text = "The bank raised its rates again , and again , and " * 5
+    >>> found = whence.witness(whence.trace(whence.load(), text), layer=2, head=3, query=1)
+    >>> found.total_variation > 0.01, found.residual < 1e-6
+    (True, True)
+    """
+    stack, at, place, row = find_row(trace, layer, head, query, attention)
+    settings = {"layer": layer, "head": head, "query": row, "key_constrained": key_constrained, "seed": seed}
+    origin = trace.provenance.by("witness", **settings, attention=stack.name)
+    if key_constrained:
+        from whence.attention.key_constraint import key_constrained_witness
+
+        other, distance, residual, found, said = key_constrained_witness(at, place, row, max(starts, 16), seed)
+        original = at.attention[place, row].to(torch.float64)
+        return RowWitness(trace, layer, head, row, original, other, distance, residual, found, said, origin, attention)
+    weights, values, visible = row_of(at, place, row)
+    total = weights.to(torch.float64).sum()
+    best = witness_row(weights / total.to(weights), values, starts=starts, seed=seed, visible=visible)
+    found = best.total_variation > 1e-9
+    said = (
+        f"another row, {best.total_variation:.3f} away, gives the same head output"
+        if found
+        else "this row is the only one with this head output"
+    )
+    return RowWitness(
+        trace, layer, head, row, best.row * total, best.alternative * total, best.total_variation, best.residual, found,
+        said, origin, attention,
+    )  # fmt: skip

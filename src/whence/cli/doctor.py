@@ -1,0 +1,87 @@
+"""`whence doctor MODEL`: how was this model read, and can the reading be trusted?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from whence.cli._app import FAILED, Debug, Json, Quiet, messages, print_json, results, working
+
+if TYPE_CHECKING:
+    from whence.reading.doctor import Report
+
+Name = Annotated[str, typer.Argument(metavar="MODEL", help="An embedded model, a local folder or a hub id.")]
+
+
+def command(
+    model: Name = "minilm",
+    text: Annotated[str | None, typer.Option("--text", help="Prove it on this text.")] = None,
+    task: Annotated[str | None, typer.Option("--task", help="The head to load, as text-classification or base.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with it.")] = False,
+    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Read weights that are not safetensors.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+) -> None:
+    """Read a model's attention and prove the reading, layer by layer.
+
+    (a) attention · values is the head output; (b) the heads through the output projection are the block's output;
+    (c) residual and norms give the state after attention; (d) the model's outputs are the same with the tap as
+    without. Exit code 1, with the reason, where the reading cannot be trusted.
+    """
+    with working(f"Reading {model}", quiet):
+        from whence.loading import load
+        from whence.reading.doctor import doctor
+
+        loaded = load(model, task, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
+        report = doctor(loaded, text)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        show(report)
+    if not report.trusted:
+        if not as_json:
+            messages.print("The reading cannot be trusted as a whole: " + " ".join(report.reasons), soft_wrap=True)
+        raise typer.Exit(FAILED)
+
+
+def show(report: Report) -> None:
+    """The proof as a table and a sentence."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    proof = report.proof
+    wide = results.width >= 110
+    title = f"How {report.provenance.model} was read ({proof.way})"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("layer", "heads", "mask", "wiring"):
+        table.add_column(name, no_wrap=True)
+    for name in ("(a) A·V", "(b) projection", "(c) wiring"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if wide:
+        table.add_column("module", no_wrap=True, overflow="ellipsis")
+    for site in proof.sites:
+        heads = f"{site.heads} × {site.head_size}" + ("" if site.heads == site.groups else f" ({site.groups} kv)")
+        wiring = site.wiring.kind if site.wiring is not None and site.reason_c is None else "not proved"
+        errors = [_error(e, proof.tolerance) for e in (site.error_a, site.error_b, site.error_c)]
+        mask = "causal" if site.causal else "cross" if site.stack == "cross" else "full"
+        row = [f"{site.stack} {site.layer}", heads, mask, wiring, *errors]
+        table.add_row(*row, *([site.module] if wide else []))
+    results.print(table)
+    results.print(
+        f"(d) outputs with the tap against outputs without it: {_error(proof.error_d, proof.tolerance)} "
+        f"(tolerance {proof.tolerance:.0e})"
+    )
+    for reason in report.reasons:
+        results.print(f"Refused: {reason}", soft_wrap=True)
+    if report.trusted:
+        rest = "" if proof.holds["c"] else " Measures that need residual and norms will refuse it."
+        results.print(f"[green]This model was read right.[/green]{rest}")
+
+
+def _error(error: float | None, tolerance: float) -> str:
+    if error is None:
+        return "[yellow]–[/yellow]"
+    colour = "green" if error <= tolerance else "red"
+    return f"[{colour}]{error:.1e}[/{colour}]"

@@ -1,0 +1,51 @@
+"""Norm-based analysis: how long is each token's part?
+
+Kobayashi et al., "Attention is Not Only a Weight" (EMNLP 2020): ‖Σ_h A^h_ij V^h_j W^h‖₂, attention alone;
+"Incorporating Residual and Normalization Layers into Analysis of Masked Language Models" (EMNLP 2021): ‖T_ij‖₂.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from whence.mixing.decomposition import Decomposition
+
+
+def part_norms(split: Decomposition, *, residual: bool = True) -> Tensor:
+    """(query, source): ‖T_ij‖₂, with no (n, n, d) work.
+
+    For a key j, ‖Σ_h a_h U^h_j‖ = ‖R_j a‖ with R_jᵀR_j = U_j U_jᵀ (head × head). The factor is taken from a float64
+    Gram matrix, and the norm from R_j a rather than from aᵀ(U_j U_jᵀ)a, which would lose half the digits.
+    """
+    weights, sources = split.key_first()
+    factors = _gram_factor(sources).to(sources.dtype)  # (key, head, head)
+    lengths = torch.bmm(weights, factors).norm(dim=-1).T.contiguous()
+    if split.causal:
+        lengths = lengths.tril_()
+    if not residual:
+        return lengths
+    own = split.diagonal().norm(dim=-1)
+    if split.crossed:
+        return torch.cat([lengths, own[:, None]], dim=1)
+    lengths.diagonal().copy_(own)
+    return lengths
+
+
+def _gram_factor(sources: Tensor) -> Tensor:
+    """(key, head, d) → (key, head, head) F with F Fᵀ = U Uᵀ."""
+    wide = sources.to(torch.float64)
+    gram = torch.bmm(wide, wide.transpose(1, 2))
+    factor, info = torch.linalg.cholesky_ex(gram)
+    failed = info != 0  # heads that give the same vector, or none at all
+    if bool(failed.any()):
+        values, vectors = torch.linalg.eigh(gram[failed])
+        factor[failed] = vectors * values.clamp(min=0).sqrt()[:, None]
+    return factor
+
+
+def attention_only(split: Decomposition) -> Decomposition:
+    """The attention block's parts alone: no residual."""
+    return replace(split, own=torch.zeros_like(split.own))

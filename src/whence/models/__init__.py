@@ -1,0 +1,1 @@
+"""A model whose attention means something: the identifiable transformer, trained and converted."""

@@ -1,0 +1,1 @@
+"""Turning a pretrained encoder into one with tied keys: closed form, distillation, fidelity."""

@@ -1,0 +1,1 @@
+"""Training the identifiable transformer on labelled texts."""
