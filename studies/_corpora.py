@@ -88,7 +88,7 @@ def agreement() -> Labelled:
         singular = right.endswith("s") and not (wrong.endswith("s") and len(wrong) > len(right))
         if words:
             rows.append((" ".join(words), "singular" if singular else "plural"))
-    return _split("agreement", rows, 4000)
+    return _split("agreement", rows, 1500)
 
 
 def imdb_like_documents() -> list[str]:

@@ -26,6 +26,7 @@ _PUBLIC = {
     "certify_row": "whence.core.certificate",
     "witness": "whence.attention.witness",
     "doppelganger": "whence.attention.doppelganger",
+    "layer_statement": "whence.attention.joint",
 }
 
 __all__ = ["__version__", "errors", *sorted(_PUBLIC)]
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from whence.attention.doppelganger import doppelganger
     from whence.attention.effective_attention import effective_attention
     from whence.attention.identifiability import identifiability
+    from whence.attention.joint import layer_statement
     from whence.attention.witness import witness
     from whence.core.certificate import certify_row
     from whence.loading import Model, load

@@ -6,5 +6,5 @@ import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
-settings.register_profile("core", deadline=None, max_examples=40)
+settings.register_profile("core", deadline=None, max_examples=60)
 settings.load_profile("core")

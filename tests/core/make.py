@@ -11,7 +11,11 @@ def generator(seed: int) -> torch.Generator:
 
 
 def attention(
-    *shape: int, seed: int = 0, sharpness: float = 2.0, visible: Tensor | None = None, dtype: torch.dtype = torch.float32
+    *shape: int,
+    seed: int = 0,
+    sharpness: float = 2.0,
+    visible: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     logits = sharpness * torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
     if visible is None:

@@ -16,7 +16,9 @@ from whence.errors import InputError
 CONSTRAINTS = ("output", "simplex")
 
 
-def assert_matches(attention: Tensor, values: Tensor, visible: Tensor | None, constraint: str, tolerance: float) -> None:
+def assert_matches(
+    attention: Tensor, values: Tensor, visible: Tensor | None, constraint: str, tolerance: float
+) -> None:
     wanted = oracle.effective(attention, values, visible, simplex=constraint == "simplex")
     found = effective_attention(attention, values, constraint=constraint, visible=visible)  # type: ignore[arg-type]
     assert found.dtype == attention.dtype
@@ -57,7 +59,14 @@ def test_equals_the_oracle(
     dtype = torch.float64 if double else torch.float32
     visible = mask_of(kind, n, seed)
     values = make.values(
-        2, n, d_v, seed=seed, scale=10.0**exponent, duplicates=min(duplicates, n // 2), zeros=min(zeros, n - 1), dtype=dtype
+        2,
+        n,
+        d_v,
+        seed=seed,
+        scale=10.0**exponent,
+        duplicates=min(duplicates, n // 2),
+        zeros=min(zeros, n - 1),
+        dtype=dtype,
     )
     attention = make.attention(2, n, n, seed=seed + 1, visible=visible, dtype=dtype)
     assert_matches(attention, values, visible, constraint, 1e-8 if double else 2e-6)

@@ -36,7 +36,7 @@ def check(values: Tensor, visible: Tensor | None) -> None:
                 assert int(rank[at]) == r
                 kept = r - 1 if simplex else r
                 if kept:
-                    assert float(condition[at]) == pytest.approx(float(s[0] / s[kept - 1]), rel=2e-2)
+                    assert float(condition[at]) == pytest.approx(float(s[0] / s[kept - 1]), rel=6e-2)
                 else:
                     assert torch.isnan(condition[at])
                 h = found["simplex" if simplex else "output"][at]
@@ -59,7 +59,14 @@ def test_equals_the_oracle(
 ) -> None:
     dtype = torch.float64 if double else torch.float32
     values = make.values(
-        2, n, d_v, seed=seed, scale=10.0**exponent, duplicates=min(duplicates, n // 2), zeros=min(zeros, n - 1), dtype=dtype
+        2,
+        n,
+        d_v,
+        seed=seed,
+        scale=10.0**exponent,
+        duplicates=min(duplicates, n // 2),
+        zeros=min(zeros, n - 1),
+        dtype=dtype,
     )
     masks = {
         "full": None,

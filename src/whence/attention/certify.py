@@ -29,21 +29,30 @@ class TokenCertificate(Certificate):
     key_tokens: Tokens | None = None
     provenance: Provenance | None = None
 
-    def sentences(self) -> list[str]:
-        """What is proved, in words."""
+    @property
+    def widest(self) -> int:
+        """Which of `keys` has the widest interval."""
+        return int((self.upper - self.lower).argmax())
+
+    def sentence(self, k: int) -> str:
+        """What is proved of the k-th of `keys`, in words."""
         assert self.tokens is not None and self.key_tokens is not None
-        where = f"Layer {self.layer} head {self.head}"
-        said = []
-        for key, weight, low, high in zip(
-            self.keys.tolist(), self.weights.tolist(), self.lower.tolist(), self.upper.tolist(), strict=True
-        ):
-            begin = f"{where} puts {weight:.2f} on {_name(self.key_tokens, key)} from {_name(self.tokens, self.query)}"
-            if self.dimension == 0 and self.tolerance == 0:
-                said.append(f"{begin}; no other value would give the same output.")
-            else:
-                what = "the same output" if self.tolerance == 0 else f"an output within {self.tolerance:.0%}"
-                said.append(f"{begin}; any value from {low:.2f} to {high:.2f} would give {what}.")
-        return said
+        key, weight = int(self.keys[k]), float(self.weights[k])
+        low, high = float(self.lower[k]), float(self.upper[k])
+        begin = (
+            f"Layer {self.layer} head {self.head} puts {weight:.2f} on {_name(self.key_tokens, key)} "
+            f"from {_name(self.tokens, self.query)}"
+        )
+        if self.dimension == 0 and self.tolerance == 0:
+            return f"{begin}; no other value would give the same output."
+        what = "the same output" if self.tolerance == 0 else f"an output within {self.tolerance:.0%}"
+        if high - low < 0.005:
+            return f"{begin}; that is certain to {high - low:.0e}: nothing else gives {what}."
+        return f"{begin}; any value from {low:.2f} to {high:.2f} would give {what}."
+
+    def sentences(self) -> list[str]:
+        """What is proved of each of the heaviest weights, in words."""
+        return [self.sentence(k) for k in range(len(self.keys))]
 
     def to_frame(self) -> pd.DataFrame:
         frame = super().to_frame()

@@ -14,6 +14,8 @@ import typer
 from whence.cli._app import Debug, Version, run
 
 COMMANDS: tuple[str, ...] = (
+    "look",
+    "certify",
     "doctor",
     "methods",
     "get",

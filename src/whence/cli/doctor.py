@@ -54,10 +54,10 @@ def show(report: Report) -> None:
     proof = report.proof
     wide = results.width >= 110
     title = f"How {report.provenance.model} was read ({proof.way})"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for name in ("layer", "heads", "mask", "wiring"):
         table.add_column(name, no_wrap=True)
-    for name in ("(a) A·V", "(b) projection", "(c) wiring"):
+    for name in ("(a)", "(b)", "(c)"):
         table.add_column(name, justify="right", no_wrap=True)
     if wide:
         table.add_column("module", no_wrap=True, overflow="ellipsis")

@@ -13,6 +13,7 @@ import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from whence.core.polytope import Array, Polytope
 from whence.errors import InputError
 
 _STEPS = 6
+_CHUNK = 16
 
 
 @dataclass(frozen=True)
@@ -96,27 +98,32 @@ def alternative_attention(
     head_of = flat_index(tuple(values.shape[:-2]), batch).tolist()
     eps = rank_eps(values.dtype)
     solvers: dict[int, Polytope] = {}
+    locks = [Lock() for _ in range(size)]
 
-    def work(task: tuple[int, int]) -> bool:
-        head, number = task
+    def work(task: tuple[int, int, int]) -> bool:
+        """One chunk of rows of one head, in one round; False when the budget ended before it was through."""
+        number, first, head = task
         if time.monotonic() - begin > budget:
             return False
-        if head not in solvers:
-            start = np.full(n_key, 1.0 / n_key)
-            solvers[head] = Polytope(start, heads[head_of[head]], eps=eps)
-        generator = np.random.default_rng((seed, head, number))
-        for i in range(n_query):
-            if not flat_alive[head, i]:
-                continue
-            if time.monotonic() - begin > budget:
-                return False
-            _improve(solvers[head], flat_rows[head, i], flat_best[head, i], flat_mask[head, i], number, generator)
+        generator = np.random.default_rng((seed, head, number, first))
+        with locks[head]:
+            if head not in solvers:
+                solvers[head] = Polytope(np.full(n_key, 1.0 / n_key), heads[head_of[head]], eps=eps)
+            for i in range(first, min(first + _CHUNK, n_query)):
+                if time.monotonic() - begin > budget:
+                    return False
+                if flat_alive[head, i]:
+                    seen = flat_mask[head, i]
+                    _improve(solvers[head], flat_rows[head, i], flat_best[head, i], seen, number, generator)
         return True
 
     completed = 0
+    starts = range(0, n_query, _CHUNK)
     with ThreadPoolExecutor(max_workers=workers) as pool:
         for number in range(rounds):
-            if not all(list(pool.map(work, ((head, number) for head in range(size))))):
+            # Chunk by chunk over all heads: when time runs out, every head has had its share.
+            tasks = [(number, first, head) for first in starts for head in range(size)]
+            if not all(list(pool.map(work, tasks))):
                 break
             completed += 1
     found = torch.from_numpy(flat_best).reshape(rows.shape)

@@ -74,7 +74,8 @@ def null_space(values: Tensor, *, visible: Tensor | None = None) -> NullSpace:
     A singular value counts when it exceeds σ_max(V)·max(n, d_v)·eps, per head (and per row with a mask), with the eps
     of the dtype the values came in, float32 at the coarsest: float32 values carry float32 rounding, so a dependent
     row is dependent only up to that eps, while exact duplicates are exact. rank([V, 1]) = 1 + rank(V − 1μᵀ) with the
-    tolerance of V, because centring does not remove V's rounding. Scale does not matter (1e-20 … 1e20).
+    tolerance of V, because centring does not remove V's rounding. Scale does not matter (1e-20 … 1e20). Under a causal
+    mask ranks are exact, and condition numbers and σ_max of float32 values are within 5 %.
 
     Args:
         values: (…, n_key, d_v).
@@ -171,25 +172,88 @@ def _gram_sigma(gram: Tensor) -> Tensor:
 
 
 def _causal(scaled: Tensor, keys: Tensor, n_query: int, batch: tuple[int, ...], eps: float) -> NullSpace:
-    """Prefixes: running sums of outer products, one small eigenvalue problem for each row."""
+    """Prefixes of float32 values: ranks exact, magnitudes to 5 %, from eigenvalue problems on a part of the rows.
+
+    Adding a key raises every singular value. Two solved rows therefore bracket all between them: where the brackets
+    agree on the rank and leave less than 10 % in σ_max/σ_r, nothing between needs solving; elsewhere they are halved.
+    """
     n, width = scaled.shape[-2:]
     unit_batch = broadcast(scaled.shape[:-2], keys.shape[:-1])
     values = scaled.expand(*unit_batch, n, width).reshape(-1, n, width)
     real = keys.expand(*unit_batch, n).reshape(-1, n)
-    values = values * real.unsqueeze(-1)
     spaces = []
-    for v, present in zip(values, real, strict=True):
-        s, t = (
-            _gram_sigma((rows.unsqueeze(-1) * rows.unsqueeze(-2)).cumsum(0)[n - n_query :])
-            for rows in (v, helmert_rows(v, present)[0])
-        )
-        spaces.append(_count(s, t, present.cumsum(-1)[n - n_query :], width, eps))
+    for v, present in zip(values * real.unsqueeze(-1), real, strict=True):
+        length = present.cumsum(-1)[n - n_query :]
+        plain = _PrefixGrams(v, n - n_query)
+        centred = _PrefixGrams(helmert_rows(v, present)[0], n - n_query)
+        spaces.append(_prefixes(plain, centred, length, width, eps))
 
     def together(name: str) -> Tensor:
         stacked = torch.stack([getattr(space, name) for space in spaces])
         return stacked.reshape(*unit_batch, n_query).expand(*batch, n_query).clone()
 
     return NullSpace(*(together(name) for name in _FIELDS))
+
+
+class _PrefixGrams:
+    """Gram matrices of chosen prefixes of rows (n, d): running sums every 8 rows, the rest added when asked for.
+
+    All n of them at once would be n·d² numbers, and writing those costs more than the eigenvalues.
+    """
+
+    def __init__(self, rows: Tensor, shift: int) -> None:
+        pad = -len(rows) % _GRID
+        blocks = torch.cat([rows, rows.new_zeros(pad, rows.shape[1])]).unflatten(0, (-1, _GRID))
+        sums = (blocks.mT @ blocks).cumsum(0)
+        self.before = torch.cat([torch.zeros_like(sums[:1]), sums])
+        self.blocks, self.shift = blocks, shift
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        end = index + self.shift + 1
+        block = (end - 1) // _GRID
+        part = self.blocks[block] * (torch.arange(_GRID) < (end - block * _GRID).unsqueeze(-1)).unsqueeze(-1)
+        return self.before[block] + part.mT @ part
+
+
+_GRID = 8
+
+
+def _prefixes(plain: _PrefixGrams, centred: _PrefixGrams, length: Tensor, width: int, eps: float) -> NullSpace:
+    """One head: from the Gram matrices of its prefixes, plain and centred, to the spectra of every row."""
+    rows = len(length)
+    s, t = (torch.zeros(rows, width, dtype=torch.float64) for _ in range(2))
+    solved = torch.zeros(rows, dtype=torch.bool)
+    todo = torch.tensor([0, rows - 1]).unique()
+    while todo.numel():
+        s[todo], t[todo] = _gram_sigma(plain[todo]), _gram_sigma(centred[todo])
+        solved[todo] = True
+        ends = solved.nonzero().squeeze(-1)
+        low, high = ends[:-1], ends[1:]
+        wide = (high - low > 1) & ~_agree(s, t, length, low, high, width, eps)
+        todo = ((low + high) // 2)[wide]
+    # Between two solved rows: the geometric middle of their spectra, within 5 % of each and never across a rank.
+    ends = solved.nonzero().squeeze(-1)
+    after = torch.searchsorted(ends, torch.arange(rows))
+    high = ends[after]
+    low = torch.where(solved, high, ends[(after - 1).clamp(min=0)])
+    space = _count((s[low] * s[high]).sqrt(), (t[low] * t[high]).sqrt(), length, width, eps)
+    exact = _count(s[high], t[high], length[high], width, eps)
+    return replace(space, rank=exact.rank, simplex_rank=exact.simplex_rank)
+
+
+def _agree(s: Tensor, t: Tensor, length: Tensor, low: Tensor, high: Tensor, width: int, eps: float) -> Tensor:
+    """Whether two solved rows leave nothing open for the rows between them."""
+    # Both σ_max and the length grow, so the tolerance of every row between lies between these two.
+    least, most = (s[i, 0] * length[i].clamp(min=width) * eps for i in (low, high))
+    agreed = torch.ones(len(low), dtype=torch.bool)
+    for sigma in (s, t):
+        at_least = (sigma[low] > most.unsqueeze(-1)).sum(-1)
+        at_most = (sigma[high] > least.unsqueeze(-1)).sum(-1)
+        last = (at_least - 1).clamp(min=0).unsqueeze(-1)
+        smallest, largest = (torch.gather(sigma[i], -1, last).squeeze(-1) for i in (low, high))
+        room = (sigma[high, 0] / sigma[low, 0]) * (largest / smallest)
+        agreed &= (at_least == at_most) & ((room <= 1.1) | (at_least == 0))
+    return agreed
 
 
 def _by_group(scaled: Tensor, mask: Tensor, batch: tuple[int, ...], eps: float) -> NullSpace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -282,8 +283,17 @@ def _input_embedding(model: nn.Module) -> nn.Embedding | None:
     return found if isinstance(found, nn.Embedding) else None
 
 
+_limits: WeakKeyDictionary[nn.Module, int | None] = WeakKeyDictionary()
+
+
 def position_limit(model: nn.Module) -> int | None:
     """How many positions the model has; None where nothing limits them (relative positions)."""
+    if model not in _limits:
+        _limits[model] = _find_limit(model)
+    return _limits[model]
+
+
+def _find_limit(model: nn.Module) -> int | None:
     config = getattr(model, "config", None)
     get_text = getattr(config, "get_text_config", None)
     config = get_text() if callable(get_text) else config

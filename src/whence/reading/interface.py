@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -122,8 +123,17 @@ def register() -> None:
         AttentionMaskInterface.register(NAME, eager_mask)
 
 
+_known: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
+
+
 def _configs(model: nn.Module) -> list[Any]:
-    """Every distinct configuration that decides which attention some part of the model uses."""
+    """Every distinct configuration that decides which attention some part of the model uses; looked up once."""
+    if model not in _known or not any(c is getattr(model, "config", None) for c in _known[model]):
+        _known[model] = _find_configs(model)
+    return _known[model]
+
+
+def _find_configs(model: nn.Module) -> list[Any]:
     found: dict[int, Any] = {}
     todo = [getattr(module, "config", None) for module in model.modules()]
     while todo:

@@ -38,12 +38,14 @@ class Edit:
     """A change to one attention call: rows of attention replaced, or values set to zero.
 
     `weights` is broadcast to (batch, head, query, key); only entries where `where` (same broadcasting) is True are
-    replaced. `zero` (broadcast to (batch, head, key)) marks values that are set to zero for those heads.
+    replaced. `zero` (broadcast to (batch, head, key)) marks values that are set to zero for those heads. `output` is
+    applied to the head outputs (batch, head, query, d_v) last of all.
     """
 
     weights: Tensor | None = None
     where: Tensor | None = None
     zero: Tensor | None = None
+    output: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass
@@ -111,12 +113,16 @@ def apply_edits(call: Call, edits: Sequence[Edit]) -> Call:
             # Zeroing is asked for per query head, so grouped values must be told apart first.
             value = expand_heads(value, weights.shape[1])
             value = value.masked_fill(edit.zero.to(value.device)[..., None], 0.0)
+    same = all(edit.weights is None and edit.zero is None for edit in edits)
+    output = call.output if same else mix(weights.to(value.dtype), value)
+    for edit in edits:
+        output = output if edit.output is None else edit.output(output)
     return Call(
         query=call.query,
         key=call.key,
         value=value,
         weights=weights,
-        output=mix(weights.to(value.dtype), value),
+        output=output,
         visible=call.visible,
         scale=call.scale,
         bias=call.bias,

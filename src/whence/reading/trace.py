@@ -297,6 +297,9 @@ class Trace:
     def __len__(self) -> int:
         return len(self.layers)
 
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self.layers)
+
     def __getitem__(self, index: int) -> Layer:
         return self.of()[index]
 

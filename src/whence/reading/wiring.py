@@ -56,9 +56,13 @@ class Projection:
         """Whether every head's slice has full row rank, so that T = V W has the column space of V. Measured once."""
         if self.weight.shape[-2] > self.weight.shape[-1]:
             return False
-        singular = torch.linalg.svdvals(self.weight.detach().to(torch.float64))
-        cut = singular[..., 0] * max(self.weight.shape[-2:]) * torch.finfo(self.weight.dtype).eps
-        return bool((singular[..., -1] > cut).all())
+        weight = self.weight.detach().to(torch.float64)
+        if self.weight.dtype == torch.float64:
+            singular = torch.linalg.svdvals(weight).flip(-1)
+        else:  # float32 weights are far coarser than the square root of float64's eps, so the Gram matrix tells
+            singular = torch.linalg.eigvalsh(weight @ weight.mT).clamp(min=0).sqrt()
+        cut = singular[..., -1] * max(self.weight.shape[-2:]) * torch.finfo(self.weight.dtype).eps
+        return bool((singular[..., 0] > cut).all())
 
     def __call__(self, heads: Tensor) -> Tensor:
         """(head, query, d_v) → (query, d)"""

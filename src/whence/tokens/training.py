@@ -27,9 +27,10 @@ class Training:
     """How maps are trained (Adam)."""
 
     learning_rate: float = 1e-3
-    batch: int = 1024  # tokens
-    epochs: int = 60  # at most
+    batch: int = 512  # tokens
+    epochs: int = 30  # at most
     patience: int = 3  # epochs without a better validation loss before it stops
+    gain: float = 1e-3  # a validation loss is better when it is smaller by this share
     hidden: int | None = None  # width of the perceptron's hidden layer; None: that of the model
     penalties: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of the ridge; the validation chooses
 
@@ -139,7 +140,7 @@ def train(
         if running > limit:
             said = f"after {epoch} epoch{'s' * (epoch != 1)} its training loss was {running:.3g}, {limit:.3g} or less is sane"
             return Trained(None, epoch, held, said)
-        if held < best:
+        if held < best * (1 - settings.gain):
             best, best_epoch, best_map = held, epoch, current()
         elif epoch - best_epoch >= settings.patience:
             break

@@ -1,0 +1,58 @@
+"""What does a whole layer's output determine? Not each head's row given its own output, but all heads given the sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from whence.core.joint import JointIdentifiability, joint_identifiability
+from whence.provenance import Provenance
+from whence.reading.trace import Trace
+
+
+@dataclass(frozen=True)
+class LayerStatement:
+    """The joint statement for one layer: does its output determine the head outputs, and what is free in common."""
+
+    layer: int
+    query: int
+    joint: JointIdentifiability
+    provenance: Provenance
+
+    def sentence(self) -> str:
+        joint = self.joint
+        if joint.determines_heads:
+            first = (
+                f"Layer {self.layer}: the attention block's output (before residual and norm) determines every head's output; "
+                f"recovering them amplifies noise up to {joint.condition:.0f}-fold."
+            )
+        else:
+            first = (
+                f"Layer {self.layer}: the attention block's output does not determine the heads' outputs (its matrix has rank "
+                f"{joint.rank}), so nothing that is unique per head is unique from the block."
+            )
+        return f"{first} The rows of its {joint.heads} heads at token {self.query} can move together in {joint.null_dimension} directions."
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"layer": self.layer, "query": self.query, **self.joint.to_dict(), "provenance": self.provenance.to_dict()}
+
+
+def layer_statement(trace: Trace, layer: int, query: int = -1, *, attention: str | None = None) -> LayerStatement:
+    """Whether the layer's output determines its head outputs (output matrix of full row rank), and the joint null dimension.
+
+    >>> import whence
+    >>> trace = whence.trace(whence.load(), "The bank raised its rates.")
+    >>> whence.layer_statement(trace, 0).joint.determines_heads
+    True
+    """
+    from whence.attention.heads import find_token
+
+    stack = trace.of(attention)
+    found = stack[layer]
+    row = find_token(stack.tokens, query)
+    visible = None
+    if found.visible is not None:
+        visible = found.visible[row] if found.visible.dim() == 2 else found.visible[:, row].any(0)
+    joint = joint_identifiability(found.projection.weight, found.values, visible=visible)
+    origin = trace.provenance.by("layer-statement", layer=layer, query=row, attention=stack.name)
+    return LayerStatement(layer, row, joint, origin)

@@ -1,0 +1,58 @@
+"""Could some query have produced it? Alternatives under the key constraint (Bhardwaj et al. 2021, made exact)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from whence.attention.heads import identifying_values, row_of
+from whence.core.fibre import fibre_dimension, near_tied
+from whence.core.fibre_search import search_fibre
+from whence.errors import WiringError
+from whence.reading.trace import Layer
+
+
+def proved_keys(layer: Layer) -> Tensor:
+    """[head, key, d_k], refused where the attention was not shown to be softmax(scale · QKᵀ + mask)."""
+    if not layer.keys_proved:
+        raise WiringError(
+            f"layer {layer.index}: its attention was not shown to be softmax(scale · query · key + mask), so the keys say "
+            "nothing of which rows some query could produce (a soft cap, sinks, a bias that depends on the query, or a "
+            "model that is not on transformers' attention interface). Use the measures without keys."
+        )
+    return layer.keys
+
+
+def key_constraint(layer: Layer) -> dict[str, Tensor]:
+    """Per row the local dimension of the reachable alternatives, per head the near-tied bound.
+
+    fibre_dimension [head, query]: −1 where float64 cannot tell; fibre_ratio: the margin of that decision;
+    near_tied_bound [head]: total variation of any reachable alternative whose query differs by at most the diameter
+    of this head's own queries in this text (conditional on that, and for a row that sees every key); tied [head]:
+    keys are a function of the values.
+    """
+    keys = proved_keys(layer)
+    heads = len(layer.heads)
+    values = identifying_values(layer).repeat_interleave(heads // identifying_values(layer).shape[0], dim=0)
+    found = fibre_dimension(layer.attention, keys, values, visible=layer.visible)
+    scale = layer.scale if layer.scale is not None else 1.0
+    near = near_tied(keys, values, queries=layer.queries.to(torch.float64) * scale)
+    dimension = torch.where(found.determined, found.dimension, -1.0)
+    return {
+        "fibre_dimension": dimension.nan_to_num(-1.0).to(torch.int64),
+        "fibre_ratio": found.ratio,
+        "near_tied_bound": near.bound,
+        "tied": near.tied,
+    }
+
+
+def key_constrained_witness(
+    layer: Layer, place: int, query: int, starts: int, seed: int
+) -> tuple[Tensor, float, float, bool, str]:
+    """Another row that some query could have produced: it, its distance, its residual, whether found, and in words."""
+    keys = proved_keys(layer)[place]
+    row, values, visible = row_of(layer, place, query)
+    total = row.to(torch.float64).sum()
+    found = search_fibre(row / total.to(row), keys, values, starts=starts, visible=visible, seed=seed)
+    distance = 0.5 * float((found.alternative - found.row).abs().sum())
+    return found.alternative * total, distance, found.residual, found.found, found.verdict

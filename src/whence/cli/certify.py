@@ -1,0 +1,91 @@
+"""`whence certify TEXT --layer --head --query`: in what interval could each weight of one attention row lie?"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from whence.cli._app import Debug, Json, Model, Quiet, print_json, results, working
+
+if TYPE_CHECKING:
+    from whence.attention.certify import TokenCertificate
+    from whence.attention.witness import Verification
+
+
+def command(
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text; - reads it from standard input.")],
+    layer: Annotated[int, typer.Option("--layer", "-l", help="The attention layer, counted from 0.")],
+    head: Annotated[int, typer.Option("--head", help="The head, counted from 0.")],
+    query: Annotated[str, typer.Option("--query", help="The row: a position, or a token that stands once.")],
+    top: Annotated[int, typer.Option("--top", help="How many of the heaviest weights; 0 for all.")] = 5,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", help="Let the output move by this share of its size (0.01: 1 %).")
+    ] = 0.0,
+    model: Model = "minilm",
+    target: Annotated[str | None, typer.Option("--target", help="What an encoder–decoder's decoder reads.")] = None,
+    attention: Annotated[str | None, typer.Option("--attention", help="encoder, decoder or cross.")] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+) -> None:
+    """Certify one attention row: the exact interval of each weight, what is certain, and a counter-example.
+
+    Every interval comes with a dual proof, which is checked again before anything is printed; the counter-example
+    is put into the model.
+    """
+    with working(f"Reading {model}", quiet):
+        from whence.attention.certify import certify
+        from whence.attention.witness import witness
+        from whence.loading import load
+        from whence.reading.run import trace
+
+        source = sys.stdin.read() if text == "-" else text
+        found = trace(load(model), source, None, target, truncate=truncate)
+    with working("Solving", quiet):
+        row = certify(found, layer, head, query, top or None, tolerance, attention=attention)
+        checked = row.check()
+        other = witness(found, layer, head, row.query, attention=attention)
+        verified = other.verify() if other.found else None
+    if as_json:
+        print_json({**row.to_dict(), "witness": None if verified is None else {**other.to_dict(), **verified.to_dict()}})
+        return
+    show(row, checked, verified)
+
+
+def show(row: TokenCertificate, checked: bool, verified: Verification | None) -> None:
+    """The intervals as a table, then what follows from them."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    assert row.tokens is not None and row.key_tokens is not None
+    title = f"Layer {row.layer}, head {row.head}, from ‘{escape(row.tokens[row.query])}’ (token {row.query})"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("key", justify="right")
+    table.add_column("token")
+    for name in ("weight", "lowest", "highest"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for key, weight, low, high in zip(
+        row.keys.tolist(), row.weights.tolist(), row.lower.tolist(), row.upper.tolist(), strict=True
+    ):
+        table.add_row(str(key), escape(row.key_tokens[key]), f"{weight:.4f}", f"{low:.4f}", f"{high:.4f}")
+    results.print(table)
+    seen = int(row.visible.sum())
+    if row.dimension == 0:
+        results.print(f"This row over {seen} keys is the only one with its output.")
+    else:
+        results.print(
+            f"The row over {seen} keys can be moved in {row.dimension} independent directions without any change of the "
+            f"head's output. The keys not shown hold {1 - float(row.weights.sum()):.4f} and at most {row.outside:.4f}.",
+            soft_wrap=True,
+        )
+    certain = row.pairs[row.certain].tolist()
+    if certain:
+        pairs = ", ".join(f"‘{row.key_tokens[i]}’ > ‘{row.key_tokens[j]}’" for i, j in certain)
+        results.print(f"Certain orders: {escape(pairs)}.", soft_wrap=True)
+    results.print("The proofs were checked without the solver." if checked else "[red]A proof failed its check.[/red]")
+    if verified is not None:
+        results.print("Another row, put into the model: " + verified.sentence(), soft_wrap=True)

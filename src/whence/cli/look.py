@@ -1,0 +1,131 @@
+"""`whence look TEXT`: what can, and what cannot, be read from the attention of a model on a text."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from whence.cli._app import Debug, Json, Model, Quiet, print_json, results, working
+from whence.errors import InputError
+
+if TYPE_CHECKING:
+    from whence.attention.overview import Overview
+    from whence.reading.trace import Trace
+
+Text = Annotated[str, typer.Argument(metavar="TEXT", help="The text; - reads it from standard input.")]
+
+
+def command(
+    text: Text,
+    model: Model = "minilm",
+    pair: Annotated[str | None, typer.Option("--pair", help="A second text, for models that read two.")] = None,
+    target: Annotated[str | None, typer.Option("--target", help="What an encoder–decoder's decoder reads.")] = None,
+    attention: Annotated[
+        str | None, typer.Option("--attention", help="encoder, decoder or cross, for encoder–decoders.")
+    ] = None,
+    heads: Annotated[str, typer.Option("--heads", help="Which heads to show: worst, best or both.")] = "both",
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long.")] = False,
+    task: Annotated[str | None, typer.Option("--task", help="The head to load, as text-classification.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+) -> None:
+    """Look at a text through a model: which attention may be read, and which must not.
+
+    Shows the layers and heads, how many directions of each attention row the output leaves free (measured, not
+    assumed), the heads to trust least and most with exact intervals for their weights, and a counter-example that
+    was put into the model and changed nothing.
+    """
+    if heads not in ("worst", "best", "both"):
+        raise InputError(f"--heads {heads!r}: choose worst, best or both.")
+    if text == "-":
+        text = sys.stdin.read()
+    with working(f"Reading {model}", quiet):
+        from whence.loading import load
+        from whence.reading.run import trace
+
+        loaded = load(model, task)
+        found = trace(loaded, text, pair, target, truncate=truncate)
+    with working("Looking for what is certain", quiet):
+        from whence.attention.overview import overview
+
+        seen = overview(
+            found, worst=3 if heads != "best" else 0, best=3 if heads != "worst" else 0, attention=attention
+        )
+        example = counter_example(found, seen, attention)
+    if as_json:
+        print_json({**seen.to_dict(), "counter_example": example})
+        return
+    show(found, seen, example)
+
+
+def counter_example(trace: Trace, seen: Overview, attention: str | None) -> dict[str, Any] | None:
+    """The witness of the least certain row, verified in the model."""
+    from whence.attention.witness import witness
+
+    for row in seen.worst:
+        if row.dimension > 0:
+            found = witness(trace, row.layer, row.head, row.query, attention=attention)
+            checked = found.verify()
+            return {**found.to_dict(), "verification": checked.to_dict(), "sentence": checked.sentence()}
+    return None
+
+
+def show(trace: Trace, seen: Overview, example: dict[str, Any] | None) -> None:
+    """Everything as text and tables."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    found = seen.identifiability
+    heads, size = len(found.heads), seen.head_size
+    results.print(
+        f"[bold]{escape(trace.provenance.model)}[/bold]: {seen.tokens} tokens, {len(found.layers)} {seen.stack} layers, "
+        f"{heads} heads of {size}",
+        soft_wrap=True,
+    )
+    results.print(escape(" ".join(found.tokens)), style="dim", soft_wrap=True)
+    results.print()
+    for sentence in seen.sentences():
+        results.print(sentence, soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    columns = ("layer", "rank", "free\ndirections", "null\nshare", "r raw–\neffective", "to special\nraw", "\neffective")
+    for name in columns:
+        table.add_column(name, justify="right", vertical="bottom")
+    for i, layer in enumerate(found.layers):
+        table.add_row(
+            str(layer),
+            _span(found.extra["rank"][i]),
+            _span(found.extra["simplex_null_dimension"][i]),
+            f"{float(found.values[i].median()):.2f}",
+            _median(found.extra["head_r"][i]),
+            f"{float(seen.special_mass[i].mean()):.2f}",
+            f"{float(seen.effective_special_mass[i].mean()):.2f}",
+        )
+    results.print(table)
+    loose = [row for row in seen.worst if row.dimension > 0]
+    if loose:
+        results.print("[bold]Heads not to read:[/bold]")
+        for row in loose:
+            results.print("  " + escape(row.sentence(row.widest)), soft_wrap=True)
+    if seen.best:
+        results.print("[bold]Heads that may be read:[/bold]")
+        for row in seen.best:
+            results.print("  " + escape(row.sentence(0)), soft_wrap=True)
+    if example is not None:
+        results.print("[bold]A counter-example, put into the model:[/bold]")
+        where = f"layer {example['layer']} head {example['head']}, row ‘{example['query_token']}’"
+        results.print(f"  {where}: " + escape(example["sentence"]), soft_wrap=True)
+
+
+def _span(t: Any) -> str:
+    low, high = int(t.min()), int(t.max())
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def _median(t: Any) -> str:
+    """The median of what is there; – where no head has a correlation (all weights equal)."""
+    known = t[~t.isnan()]
+    return "–" if known.numel() == 0 else f"{float(known.median()):.2f}"

@@ -1,0 +1,344 @@
+"""Forward mode with everything position-wise folded into matrices: how a direction travels through one block.
+
+A block is o_j = Φ_j(r_j, z_j), with z the head outputs, and z_j = attention(q_j(r_j), {k_m(r_m), v_m(r_m)}). Only the
+attention joins positions; all the rest is one matrix per position (row vectors, so that δo = δr · matrix):
+
+    δo_j = δr_j F_j + δz_j P_j,       P_j = ∂o_j/∂z_j,     F_j = ∂o_j/∂r_j|_z + ∂q_j/∂r_j · Cov_j · P_j
+    δz_j = Σ_m A_jm ( δv_m + s (v_m − z_j) (q_j · δk_m) ),   Cov_j = s Σ_m A_jm k_m (v_m − z_j)ᵀ
+
+(the query's own part of δz is inside F). Where the block's parts were read (`whence.reading.feedforward`) the matrices
+are written down; elsewhere they are taken from the model itself by forward mode, all positions and layers at once, with
+every block cut loose from the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from whence.loading import Model
+from whence.reading.feedforward import FeedForward, Reading, times
+from whence.reading.norms import Norm
+from whence.reading.proof import Proof, Site
+from whence.reading.replay import Change, block_handles, repeated, replay
+from whence.reading.tap import Edit, Tap
+from whence.reading.trace import Layer
+from whence.reading.wiring import Handle
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One block at one text. Rows are positions: across (n, d, d), outward (n, head·d_v, d)."""
+
+    across: Tensor
+    outward: Tensor
+    keys: Tensor  # (d, kv head · d_k), or (n, d, kv head · d_k) where it depends on the position
+    values: Tensor  # (d, kv head · d_v), likewise
+    norm_in: Norm | None  # keys and values read the input through this norm
+    block_input: Tensor  # (n, d)
+    attention: Tensor  # (head, n, n)
+    queries: Tensor  # (head, n, d_k), the scale in them
+    heads: Tensor  # values, (head, n, d_v)
+    outputs: Tensor  # (head, n, d_v)
+
+    def read(self, tangent: Tensor, at: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """(position, c, d) → δk, δv of these positions, each (position, c, head, …)."""
+        if self.norm_in is not None:
+            tangent = norm_tangent(self.norm_in, self.block_input[at], tangent)
+        count = self.heads.shape[0]
+        made = []
+        for matrix in (self.keys, self.values):
+            out = tangent @ (matrix if matrix.dim() == 2 else matrix[at])
+            groups = out.shape[-1] // (self.queries if matrix is self.keys else self.heads).shape[-1]
+            out = out.unflatten(-1, (groups, -1))
+            made.append(out if groups == count else out.repeat_interleave(count // groups, dim=-2))
+        return made[0], made[1]
+
+    def start(self, tangent: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Directions (c, d) at one token each → (δo (n, c, d), δz (n, c, head, d_v) without the query's own part).
+
+        The first layer: each direction touches one token only, so there is no sum over keys.
+        """
+        if self.norm_in is None and self.keys.dim() == 2:
+            key, value = (x[0] for x in self.read(tangent[None], slice(0, 1)))
+        else:
+            key, value = (x[:, 0] for x in self.read(tangent[:, None], source))
+        weights = self.attention[:, :, source]  # (head, n, c)
+        scores = torch.einsum("hid,chd->hic", self.queries, key) * weights
+        mixed = weights[..., None] * value.transpose(0, 1)[:, None]  # (head, n, c, d_v)
+        mixed = mixed + scores[..., None] * (self.heads[:, source][:, None] - self.outputs[:, :, None])
+        mixed = mixed.permute(1, 2, 0, 3)  # (n, c, head, d_v)
+        out = torch.bmm(mixed.flatten(2), self.outward)
+        for token in source.unique().tolist():
+            at = (source == token).nonzero()[:, 0]
+            out[token, at] += tangent[at] @ self.across[token]
+        return out, mixed
+
+    def __call__(self, tangent: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, c, d) → (δo (n, c, d), δz (n, c, head, d_v) without the query's own part)."""
+        n, columns, _ = tangent.shape
+        key, value = self.read(tangent)
+        count, size = self.heads.shape[0], self.heads.shape[2]
+        flat_key = key.permute(2, 3, 0, 1).reshape(count, -1, n * columns)
+        weights = torch.bmm(self.queries, flat_key).view(count, n, n, columns)
+        weights.mul_(self.attention[..., None])
+        # One product gives Σ_m w_m v_m and Σ_m w_m: the values with a row of ones below them.
+        lifted = torch.cat([self.heads, self.heads.new_ones(count, n, 1)], dim=-1).transpose(1, 2)
+        moved = torch.matmul(lifted[:, None], weights)  # (head, n, d_v + 1, c)
+        moved = moved[:, :, :-1] - self.outputs[..., None] * moved[:, :, -1:]
+        flat_value = value.permute(2, 0, 1, 3).reshape(count, n, columns * size)
+        mixed = torch.bmm(self.attention, flat_value).view(count, n, columns, size) + moved.transpose(2, 3)
+        mixed = mixed.permute(1, 2, 0, 3)
+        return torch.baddbmm(torch.bmm(tangent, self.across), mixed.flatten(2), self.outward), mixed
+
+    @property
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.across, self.outward, self.keys, self.values))
+
+
+def norm_tangent(norm: Norm, x: Tensor, tangent: Tensor) -> Tensor:
+    """The norm's derivative at x (n, d) along tangents (n, c, d)."""
+    scale = norm.scale(x)[:, None]
+    if norm.centred:
+        x = x - x.mean(-1, keepdim=True)
+        tangent = tangent - tangent.mean(-1, keepdim=True)
+    unit = x[:, None] / scale
+    along = (tangent * unit).mean(-1, keepdim=True)
+    out = (tangent - unit * along) / scale
+    gain = norm.gain
+    return out if gain is None else out * gain.to(out)
+
+
+# -- from the block's parts ----------------------------------------------------------------------------------------
+
+
+def fold_read(layer: Layer, reading: Reading) -> Fold:
+    """The matrices of a block whose every part was read and proved."""
+    assert reading.feedforward is not None
+    assert reading.maps is not None
+    r, z = layer.block_input, layer.outputs
+    n, width = r.shape
+    weight = layer.projection.weight.to(r).flatten(0, 1)  # (head · d_v, d)
+    onward = weight.expand(n, *weight.shape)
+    projected = layer.projected
+    if layer.branch_norm is not None:
+        onward = norm_tangent(layer.branch_norm, projected, onward)
+    onward = times(onward, layer.branch_scale)
+    direct = times(torch.eye(width).to(r), layer.residual_scale).expand(n, width, width)
+    state = layer.before_norm
+    if layer.norm is not None:
+        onward, direct = (norm_tangent(layer.norm, state, t) for t in (onward, direct))
+        state = layer.norm(state)
+    tail = _tail(reading.feedforward, state)
+    outward, across = torch.bmm(onward, tail), torch.bmm(direct, tail)
+    query_map, key_map, value_map = (m.weight.to(r) for m in reading.maps)
+    start = torch.eye(width).to(r).expand(n, width, width)
+    asked = query_map if reading.norm_in is None else norm_tangent(reading.norm_in, r, start) @ query_map
+    return _folded(layer, across, outward, asked, key_map, value_map, reading.norm_in, z)
+
+
+def _tail(rest: FeedForward, state: Tensor) -> Tensor:
+    """(n, d, d): the derivative of the feed-forward part of the block at each position."""
+    n, width = state.shape
+    eye = torch.eye(width).to(state).expand(n, width, width)
+    read = rest.read(state)
+    before = rest.first(read)
+    slope = _slope(rest.activation, before)  # (n, m)
+    into = rest.first.weight.to(state)
+    inner = eye if rest.norm_in is None else norm_tangent(rest.norm_in, state, eye)
+    plain = rest.norm_in is None
+    if rest.gate is not None:
+        slope = slope * rest.gate(read)
+    second = rest.second.weight.to(state)
+    if plain and rest.gate is None:
+        # Directions are unit vectors here, so the first product is the matrix itself.
+        made = torch.matmul(into, slope[:, :, None] * second) if into.shape[1] < width else _products(into, slope, second)
+    else:
+        hidden = (into if plain else inner @ into) * slope[:, None]
+        if rest.gate is not None:
+            hidden = hidden + (inner @ rest.gate.weight.to(state)) * rest.activation(before)[:, None]
+        made = hidden @ second
+    if rest.branch_norm is not None:
+        made = norm_tangent(rest.branch_norm, rest.second(rest.hidden(read)), made)
+    total = times(made, rest.branch_scale) + times(torch.eye(width).to(state), rest.residual_scale)
+    return total if rest.norm is None else norm_tangent(rest.norm, rest.before_norm(state), total)
+
+
+def _products(into: Tensor, slope: Tensor, second: Tensor) -> Tensor:
+    """into · diag(slope_j) · second for every position j."""
+    out = into.new_empty(slope.shape[0], into.shape[0], second.shape[1])
+    for j, row in enumerate(slope):
+        torch.mm(into * row, second, out=out[j])
+    return out
+
+
+def _slope(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The derivative of an element-wise function."""
+    with torch.enable_grad():
+        at = x.detach().requires_grad_()
+        return torch.autograd.grad(function(at).sum(), at)[0]
+
+
+# -- from the model itself -----------------------------------------------------------------------------------------
+
+
+def _folded(
+    layer: Layer, across: Tensor, outward: Tensor, asked: Tensor, keys: Tensor, values: Tensor, norm_in: Norm | None, z: Tensor
+) -> Fold:
+    """Put the query's path into `across`, with its covariance of keys and values."""
+    assert layer.scale is not None
+    attention, k, v = layer.attention, layer.keys, layer.values
+    seen = torch.empty(attention.shape[0], attention.shape[1], k.shape[2], v.shape[2]).to(v)
+    for head in range(attention.shape[0]):  # (n, d_k, d_v) each: Σ_m A_jm k_m v_mᵀ
+        seen[head] = torch.matmul(k[head].T, attention[head][:, :, None] * v[head])
+    mean_key = torch.bmm(attention, k)
+    covariance = layer.scale * (seen - mean_key[..., None] * z[:, :, None])
+    n, width = layer.block_input.shape
+    per_head = asked.unflatten(-1, (attention.shape[0], -1))  # (…, d, head, d_k)
+    moved = torch.einsum("dhk,hnkv->ndhv" if asked.dim() == 2 else "ndhk,hnkv->ndhv", per_head, covariance)
+    across = torch.baddbmm(across, moved.reshape(n, width, -1), outward)
+    return Fold(
+        across, outward, keys, values, norm_in, layer.block_input, attention, layer.queries * layer.scale, v, z
+    )
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Forward mode through the model itself, on one sequence: the fallback, and the source of unread blocks' matrices."""
+
+    model: Model
+    proof: Proof
+    inputs: Mapping[str, Tensor]
+    sites: tuple[Site, ...]
+    layers: tuple[Layer, ...]
+
+    def _constant(self, site: int) -> Tensor:
+        return self.layers[site].block_input[None]
+
+    def through(self, tangents: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Directions (c, n, d) at the embeddings → (block outputs (c, n, d), head outputs (c, head, n, d_v)) by layer."""
+
+        def function(step: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+            outputs: dict[int, Tensor] = {}
+            changes = self._watching(outputs)
+            start = block_handles(self.sites[0])[0]
+            changes[start] = _then(changes.get(start), lambda t: self._constant(0).to(t) + step)
+            tap = Tap(keep=lambda number: frozenset({"outputs"}))
+            self._replay(len(step), changes, tap)
+            calls = [tap.calls[site.number].output for site in self.sites]
+            return [outputs[i] for i in range(len(self.sites))], calls
+
+        states, heads = _pushed(function, tangents)
+        return states, heads
+
+    def cut(self, tangents: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
+        """Directions (c, n, d) at every block's input, head outputs held: block outputs, and queries, keys, values."""
+
+        def function(step: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
+            outputs: dict[int, Tensor] = {}
+            changes = self._watching(outputs)
+            for i, site in enumerate(self.sites):
+                start = block_handles(site)[0]
+                changes[start] = _then(changes.get(start), lambda t, i=i: self._constant(i).to(t) + step)
+            tap = Tap(edits=self._held(None), keep=lambda number: frozenset({"queries", "keys", "values"}))
+            self._replay(len(step), changes, tap)
+            calls = [tap.calls[site.number] for site in self.sites]
+            parts = [(call.query, call.key, call.value) for call in calls]
+            return [outputs[i] for i in range(len(self.sites))], parts  # type: ignore[return-value]
+
+        states, parts = _pushed(function, tangents)
+        return states, parts
+
+    def outward(self, tangents: Tensor) -> list[Tensor]:
+        """Directions (c, head, n, d_v) at every block's head outputs, its input held → block outputs (c, n, d)."""
+
+        def function(step: Tensor) -> list[Tensor]:
+            outputs: dict[int, Tensor] = {}
+            changes = self._watching(outputs)
+            for i, site in enumerate(self.sites):
+                start = block_handles(site)[0]
+                changes[start] = _then(changes.get(start), lambda t, i=i: self._constant(i).to(t))
+            tap = Tap(edits=self._held(step), keep=lambda number: frozenset())
+            self._replay(len(step), changes, tap)
+            return [outputs[i] for i in range(len(self.sites))]
+
+        made: list[Tensor] = _pushed(function, tangents)
+        return made
+
+    def _replay(self, size: int, changes: Mapping[Handle, Change], tap: Tap) -> None:
+        replay(self.model, self.proof, repeated(self.inputs, size), size, changes, tap=tap)
+
+    def _watching(self, outputs: dict[int, Tensor]) -> dict[Handle, Change]:
+        changes: dict[Handle, Change] = {}
+        for i, site in enumerate(self.sites):
+            end = block_handles(site)[1]
+            changes[end] = _then(changes.get(end), lambda t, i=i: outputs.setdefault(i, t))
+        return changes
+
+    def _held(self, step: Tensor | None) -> dict[int, list[Edit]]:
+        """Head outputs put back to what they were, with the direction added where there is one."""
+
+        def hold(i: int) -> Callable[[Tensor], Tensor]:
+            constant = self.layers[i].outputs[None]
+            return lambda z: constant.to(z) if step is None else constant.to(z) + step
+
+        return {site.number: [Edit(output=hold(i))] for i, site in enumerate(self.sites)}
+
+
+def _then(before: Change | None, after: Change) -> Change:
+    return after if before is None else lambda t: after(before(t))
+
+
+def _pushed(function: Callable[[Tensor], Any], tangents: Tensor) -> Any:
+    """The derivative of `function` at 0 along each tangent (c, …), c first in every result.
+
+    Directions are mapped over with the model's own numbers computed once. Where the model, or the way it is overheard,
+    looks at its numbers to decide what to do, that is not possible: the sequence is then repeated in a batch.
+    """
+
+    def along(tangent: Tensor) -> Any:
+        return torch.func.jvp(function, (torch.zeros_like(tangent),), (tangent,))[1]
+
+    try:
+        made = torch.func.vmap(along)(tangents[:, None])
+    except RuntimeError as problem:
+        if "vmap" not in str(problem):
+            raise
+        return along(tangents)
+    return tree_map(lambda t: t[:, 0], made)
+
+
+def fold_run(runner: Runner, chunk: int = 64) -> list[Fold]:
+    """The matrices of every block from the model's own forward mode: one direction at all positions at once."""
+    layers = runner.layers
+    n, width = layers[0].block_input.shape
+    dtype = layers[0].block_input.dtype
+    eye = torch.eye(width, dtype=dtype)
+    across: list[list[Tensor]] = [[] for _ in layers]
+    maps: list[list[list[Tensor]]] = [[[], [], []] for _ in layers]
+    for first in range(0, width, chunk):
+        states, parts = runner.cut(eye[first : first + chunk, None].expand(-1, n, -1))
+        for i in range(len(layers)):
+            across[i].append(states[i].transpose(0, 1))
+            for j, part in enumerate(parts[i]):
+                maps[i][j].append(part.permute(2, 0, 1, 3).flatten(2))  # (n, c, head · d)
+    count, size = layers[0].outputs.shape[0], layers[0].outputs.shape[2]
+    unit = torch.eye(count * size, dtype=dtype).view(count * size, count, 1, size)
+    outward: list[list[Tensor]] = [[] for _ in layers]
+    for first in range(0, count * size, chunk):
+        for i, state in enumerate(runner.outward(unit[first : first + chunk].expand(-1, -1, n, -1))):
+            outward[i].append(state.transpose(0, 1))
+    folds = []
+    for i, layer in enumerate(layers):
+        asked, key, value = (torch.cat(m, dim=1) for m in maps[i])
+        made = _folded(layer, torch.cat(across[i], 1), torch.cat(outward[i], 1), asked, key, value, None, layer.outputs)
+        folds.append(made)
+    return folds
+
+
+__all__ = ["Fold", "Runner", "fold_read", "fold_run", "norm_tangent"]

@@ -1,0 +1,1 @@
+def alti_logit(trace): raise NotImplementedError

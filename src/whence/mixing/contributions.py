@@ -1,0 +1,126 @@
+"""Per layer, and from the embeddings: which tokens is each hidden token made of? Every method behind one function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, overload
+
+import torch
+from torch import Tensor
+
+from whence.errors import InputError
+from whence.mixing.mixture import Mixture
+from whence.mixing.rollout import rollout
+from whence.reading.trace import Trace
+
+LAYER, EMBEDDINGS = "layer", "embeddings"
+
+
+@dataclass(frozen=True)
+class Contributions(Mixture):
+    """`values` [layer, hidden, input]: of each layer's own input, or of the embeddings where `origin` says so.
+
+    `extra`: "degenerate", how many rows of each layer had no positive contribution and were given to the token itself;
+    "encoder", for encoder–decoders, the encoder's own layers.
+    """
+
+    kind: ClassVar[str] = "contributions"
+
+    @property
+    def method(self) -> str:
+        return self.provenance.method
+
+    @property
+    def origin(self) -> str:
+        """What the columns are: "layer", the tokens of that layer's input, or "embeddings"."""
+        return str(self.provenance.settings.get("origin", LAYER))
+
+    @property
+    def source_length(self) -> int:
+        """How many columns come before the rows' own tokens: an encoder–decoder's source."""
+        return self.values.shape[-1] - self.values.shape[-2]
+
+    def rollout(self) -> Contributions:
+        """The aggregate from the embeddings to every layer's output: R_0 = I, R_l = C_l R_{l−1}.
+
+        Encoder–decoders: what comes through cross-attention is followed through the encoder, the rest through the
+        decoder's own tokens. Methods that already reach back to the embeddings return themselves.
+        """
+        if self.origin == EMBEDDINGS:
+            return self
+        if self.layers != tuple(range(len(self.layers))):
+            raise InputError(f"rollout needs every layer from 0 on; this result has layers {list(self.layers)}.")
+        values = self._through_encoder() if self.source_length else rollout(self.values)
+        settings = {**self.provenance.settings, "origin": EMBEDDINGS}
+        return replace(self, values=values, provenance=self.provenance.by(self.method, **settings))
+
+    def _through_encoder(self) -> Tensor:
+        """ALTI+: R_l = [C_source · E | 0] + C_target · R_{l−1}, with E the encoder's rollout and R_0 = [0 | I]."""
+        if "encoder" not in self.extra:
+            raise InputError("this result has lost its encoder's layers (after select or words): roll it out before that.")
+        source = self.source_length
+        encoder = rollout(self.extra["encoder"].to(self.values))[-1]
+        before = torch.cat([self.values.new_zeros(self.shape[1], source), torch.eye(self.shape[1]).to(self.values)], dim=1)
+        out = torch.empty_like(self.values)
+        for i, layer in enumerate(self.values):
+            out[i] = layer[:, source:] @ before
+            out[i, :, :source] += layer[:, :source] @ encoder
+            before = out[i]
+        return out
+
+
+@overload
+def contributions(trace: Trace, method: str = ..., **options: Any) -> Contributions: ...
+@overload
+def contributions(trace: Sequence[Trace], method: str = ..., **options: Any) -> list[Contributions]: ...
+def contributions(
+    trace: Trace | Sequence[Trace], method: str = "alti", **options: Any
+) -> Contributions | list[Contributions]:
+    """Which tokens each hidden token is made of, by `method`; `.rollout()` follows it back to the embeddings.
+
+    method (options in brackets; each function in `whence.mixing.methods` says what it computes):
+        "attention"           the mean over heads
+        "effective"           effective attention, the mean over heads [constraint]
+        "rollout"             ½ attention + ½ identity
+        "effective-rollout"   the same with effective attention [constraint]
+        "flow"                maximum flow from the embeddings [layers, progress]
+        "norms"               ‖T_ij‖ [residual=True: Kobayashi 2021; False: 2020, attention only]
+        "alti"                how much closer a part brings the state [distance="l1" | "l2", second_norm]
+        "globenc"             ‖T_ij‖ after the second norm, not normalised
+        "value-zeroing"       1 − cos of a token's output with and without another's value [memory, progress]
+        "decompx"             vectors carried through every layer from the embeddings [memory]
+        "alti-logit"          decoders: which inputs pushed a logit [target, position]; layers × heads × inputs
+
+    attention: "encoder" or "decoder" of an encoder–decoder; None: both together (ALTI+), where the method can.
+    model: needed by the methods that run it again, where the trace came from a file.
+
+    >>> import whence
+    >>> trace = whence.trace(whence.load(), "The bank raised its rates.")
+    >>> mixed = whence.contributions(trace, method="alti")
+    >>> mixed.values.shape                                     # [layer, hidden, input of that layer]
+    torch.Size([6, 8, 8])
+    >>> mixed.rollout().values[-1].sum(-1).round(decimals=4).tolist()
+    [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    """
+    from whence.mixing.methods import METHODS
+
+    name = method.strip().lower() if isinstance(method, str) else method
+    if name not in METHODS:
+        raise InputError(f"method={method!r} is not one of {', '.join(METHODS)}.")
+    function = METHODS[name]
+    if isinstance(trace, Trace):
+        return _call(function, name, trace, options)
+    return [_call(function, name, one, options) for one in trace]
+
+
+def _call(function: Any, name: str, trace: Trace, options: dict[str, Any]) -> Any:
+    import inspect
+
+    if not isinstance(trace, Trace):
+        raise InputError(f"contributions takes what whence.trace gives, not a {type(trace).__name__}.")
+    known = list(inspect.signature(function).parameters)[1:]
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        raise InputError(f"method {name!r} has no option {unknown[0]!r}; it takes {', '.join(known)}.")
+    return function(trace, **options)

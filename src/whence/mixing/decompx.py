@@ -1,0 +1,1 @@
+def decompx(trace): raise NotImplementedError

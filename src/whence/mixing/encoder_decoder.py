@@ -1,0 +1,84 @@
+"""ALTI+: an encoder and its decoder together, so that source and target prefix share out every row.
+
+Ferrando et al., "Towards Opening the Black Box of Neural Machine Translation" (EMNLP 2022). In a decoder layer the
+cross-attention block's row is shared between the source tokens and its residual, which is the self-attention's output:
+
+    C_l = [ C_cross | diag(c_residual) · C_self ],   rows sum to 1 over source and target prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.errors import WiringError
+from whence.mixing.contributions import Contributions
+from whence.mixing.mixture import check_rows
+from whence.reading.tape import deviation
+from whence.reading.tokens import Tokens
+from whence.reading.trace import Layer, Trace
+
+
+def together(
+    trace: Trace, name: str, matrix: Callable[[Layer, bool], tuple[Tensor, int]], settings: Mapping[str, Any]
+) -> Contributions:
+    """[decoder layer, target token, source tokens then target tokens], with the encoder's layers beside it."""
+    decoder, cross = trace.of("decoder"), trace.of("cross")
+    if len(decoder) != len(cross):
+        raise WiringError(
+            f"{len(decoder)} decoder layers and {len(cross)} layers of cross-attention do not go together one by one; "
+            "choose attention='encoder' or 'decoder'."
+        )
+    rows, degenerate = [], []
+    for own, other in zip(decoder, cross, strict=True):
+        _check_order(own, other)
+        inside, first = matrix(own, False)
+        across, second = matrix(other, True)
+        rows.append(torch.cat([across[:, :-1], across[:, -1:] * inside], dim=1))
+        degenerate.append(first + second)
+    extra = {"degenerate": torch.tensor(degenerate)}
+    if "encoder" in trace.stacks:
+        extra["encoder"] = torch.stack([matrix(layer, False)[0] for layer in trace.of("encoder")])
+    else:  # a decoder that was handed its encoder's states
+        extra["encoder"] = torch.eye(len(cross.key_tokens)).to(rows[0])[None]
+    return Contributions(
+        values=check_rows(torch.stack(rows), name),
+        axes=("layer", "hidden", "input"),
+        tokens=decoder.tokens,
+        provenance=trace.provenance.by(name, attention="encoder and decoder", **settings),
+        key_tokens=joined(cross.key_tokens, decoder.tokens),
+        layers=tuple(layer.index for layer in decoder),
+        extra=extra,
+    )
+
+
+def _check_order(own: Layer, other: Layer) -> None:
+    """The cross-attention's residual must be what the self-attention gave, or the shares would not be of one state."""
+    error = deviation(other.block_input, own.after_attention)
+    if error > 6e-2 or (other.block_input.dtype in (torch.float32, torch.float64) and error > 1e-4):
+        raise WiringError(
+            f"decoder layer {own.index}: its cross-attention does not read what its self-attention gave (they differ by "
+            f"{error:.1e}); choose attention='encoder' or 'decoder'."
+        )
+
+
+def joined(source: Tokens, target: Tokens) -> Tokens:
+    """Source then target, as one sequence of labels; words of the two stay apart."""
+    last = max((w for w in source.words or () if w is not None), default=-1) + 1
+    words = None
+    if source.words is not None and target.words is not None:
+        words = (*source.words, *(None if w is None else w + last for w in target.words))
+    ids = None if source.ids is None or target.ids is None else (*source.ids, *target.ids)
+    return replace(
+        source,
+        text=(*source.text, *target.text),
+        raw=(*source.raw, *target.raw),
+        ids=ids,
+        spans=None,
+        words=words,
+        special=(*source.special, *target.special),
+    )

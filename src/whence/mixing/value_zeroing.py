@@ -1,0 +1,109 @@
+"""Value Zeroing: does a token's new state change direction when another token's value is taken away?
+
+Mohebbi et al., "Quantifying Context Mixing in Transformers" (EACL 2023): 1 − cos(e_i, e_i without v_j) in each layer,
+rows divided by their sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.errors import InputError, WiringError
+from whence.mixing.alti import normalise_rows
+from whence.mixing.budget import as_bytes
+from whence.mixing.contributions import LAYER, Contributions
+from whence.mixing.mixture import check_rows
+from whence.mixing.progress import bar
+from whence.reading.inputs import Prepared
+from whence.reading.proof import Site
+from whence.reading.replay import block_handles, repeated, replay
+from whence.reading.run import prove_model
+from whence.reading.tap import Edit
+from whence.reading.tape import deviation
+from whence.reading.trace import Trace
+
+
+def value_zeroing(
+    trace: Trace, *, attention: str | None = None, model: Any = None, memory: str | float = "2GB", progress: bool = False
+) -> Contributions:
+    """[layer, hidden, input of that layer]: 1 − cos of the block's output with and without each key's value.
+
+    Every block runs once on a batch of n copies of its own traced input, copy j without the value of token j, on the
+    path that the model itself takes; `memory` limits how many copies run at once.
+    """
+    if attention is None and len(trace.stacks) > 1:
+        raise InputError(
+            f"value-zeroing reads one stack, and this trace has {', '.join(trace.stacks)}: choose attention='encoder' or 'decoder'."
+        )
+    stack = trace.of(attention)
+    if stack.name == "cross":
+        raise InputError("value-zeroing of cross-attention is not defined here: choose attention='encoder' or 'decoder'.")
+    chosen = trace.with_model(model)
+    proof = prove_model(chosen, Prepared(dict(trace.inputs), trace.tokens))
+    wanted = {layer.index for layer in stack}
+    sites = [site for site in proof.of(stack.name) if site.layer in wanted]
+    n = len(stack.tokens)
+    scores = torch.zeros(len(sites), n, n, dtype=torch.float64)
+    with bar("value zeroing", n, progress) as step:
+        for first, size in _pieces(n, chosen.model, trace, as_bytes(memory)):
+            scores[:, :, first : first + size] = _without(trace, chosen, proof, sites, first, size)
+            for _ in range(size):
+                step()
+    scores = scores.to(stack.layers[0].attention.dtype if stack.layers[0].attention.dtype == torch.float64 else torch.float32)
+    rows, degenerate = zip(*(normalise_rows(layer.clamp(min=0)) for layer in scores), strict=True)
+    return Contributions(
+        values=check_rows(torch.stack(rows), "value-zeroing"),
+        axes=("layer", "hidden", "input"),
+        tokens=stack.tokens,
+        provenance=trace.provenance.by("value-zeroing", attention=stack.name, origin=LAYER),
+        layers=tuple(site.layer for site in sites),
+        extra={"degenerate": torch.tensor(degenerate), "change": scores},
+    )
+
+
+def _pieces(n: int, model: torch.nn.Module, trace: Trace, memory: int) -> list[tuple[int, int]]:
+    """(first, size) of each batch, so that a batch's widest tensors stay within the budget."""
+    config = getattr(model, "config", None)
+    width = max(getattr(config, "intermediate_size", 0) or 0, 4 * trace.of().layers[0].block_input.shape[-1])
+    heads = max(len(layer.heads) for stack in trace.stacks.values() for layer in stack)
+    each = 4 * n * (6 * width + 4 * heads * n)
+    size = max(1, min(n, memory // max(1, each)))
+    return [(first, min(size, n - first)) for first in range(0, n, size)]
+
+
+def _without(trace: Trace, model: Any, proof: Any, sites: list[Site], first: int, size: int) -> Tensor:
+    """(layer, hidden, size): the change in every block when the values of tokens first … first + size − 1 are zeroed."""
+    n = len(trace.of(sites[0].stack).tokens)
+    zero = torch.zeros(size, 1, n, dtype=torch.bool)
+    zero[torch.arange(size), 0, torch.arange(first, first + size)] = True
+    layers = {site.layer: trace.of(site.stack)[site.layer] for site in sites}
+    outputs: dict[int, Tensor] = {}
+    changes: dict[Any, Any] = {}
+
+    def chain(handle: Any, function: Any) -> None:
+        before = changes.get(handle)
+        changes[handle] = function if before is None else lambda t: function(before(t))
+
+    for site in sites:
+        start, end = block_handles(site)
+        chain(end, lambda t, at=site.layer: outputs.setdefault(at, t))
+    for site in sites:
+        start, _ = block_handles(site)
+        chain(start, lambda t, at=site.layer: layers[at].block_input.to(t).expand_as(t))
+    edits = {site.number: [Edit(zero=zero)] for site in sites}
+    replay(model, proof, repeated(trace.inputs, size), size, changes, edits=edits)
+    out = []
+    for site in sites:
+        changed, plain = outputs[site.layer].double(), layers[site.layer].block_output.double()
+        if changed.shape != (size, *plain.shape):
+            raise WiringError(
+                f"layer {site.layer}: {size} copies gave states of shape {tuple(changed.shape)}, not {(size, *plain.shape)}."
+            )
+        out.append(1 - torch.nn.functional.cosine_similarity(changed, plain[None], dim=-1).T)
+    return torch.stack(out)
+
+
+__all__ = ["deviation", "value_zeroing"]

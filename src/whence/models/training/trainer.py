@@ -1,0 +1,61 @@
+"""The Hugging Face Trainer with two promises kept: a loss that is no number stops it, a checkpoint is whole or absent."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer
+
+from whence.errors import ModelError, WhenceError
+
+COMPLETE = "complete"  # an empty file, written into a checkpoint when everything else is
+
+
+class CarefulTrainer(Trainer):  # type: ignore[misc, unused-ignore]
+    """Stops at a NaN loss, naming the step; marks checkpoints that were written to their end."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().training_step(*args, **kwargs)
+        if not bool(torch.isfinite(loss)):
+            raise ModelError(
+                f"the loss is {float(loss)} at step {self.state.global_step + 1}: training was stopped.{self._last_good()} Try a "
+                "lower learning rate."
+            )
+        return loss
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        bad = next((name for name, p in self.model.named_parameters() if not bool(torch.isfinite(p).all())), None)
+        if bad is not None:
+            raise ModelError(
+                f"the weight {bad!r} is NaN or infinite after step {self.state.global_step}: training was stopped and that state "
+                f"was not saved.{self._last_good()} Try a lower learning rate."
+            )
+        try:
+            super()._save_checkpoint(*args, **kwargs)
+            if self.args.should_save:
+                folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+                (folder / COMPLETE).touch()
+        except (OSError, RuntimeError) as problem:
+            if isinstance(problem, RuntimeError) and "write" not in str(problem):
+                raise  # torch reports a failed write as a RuntimeError; anything else is not about the disk
+            raise WhenceError(
+                f"the checkpoint of step {self.state.global_step} could not be written ({problem}).{self._last_good()} Free some "
+                "space and run the same command again: it goes on from there."
+            ) from problem
+
+    def _last_good(self) -> str:
+        found = last_checkpoint(Path(self.args.output_dir))
+        return f" The last good checkpoint is {str(found)!r}." if found else " No checkpoint had been written yet."
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that was written to its end."""
+    steps = {}
+    for path in folder.glob("checkpoint-*"):
+        number = re.fullmatch(r"checkpoint-(\d+)", path.name)
+        if number and (path / COMPLETE).exists():
+            steps[int(number.group(1))] = path
+    return steps[max(steps)] if steps else None

@@ -1,0 +1,55 @@
+"""A tokenizer for the texts at hand: WordPiece trained with `tokenizers`, or that of an existing model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from whence.errors import InputError
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+
+
+def train_tokenizer(texts: Sequence[str], vocab_size: int = 8000, max_length: int = 512, lowercase: bool = True) -> Any:
+    """A WordPiece tokenizer with [CLS] … [SEP] around every text, as a transformers fast tokenizer.
+
+    The same texts give the same tokenizer, on every machine and in every process.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    if vocab_size <= len(SPECIAL):
+        raise InputError(f"vocab_size={vocab_size} leaves no room beside the {len(SPECIAL)} special tokens.")
+    raw = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
+    raw.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    raw.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, min_frequency=2, special_tokens=list(SPECIAL), show_progress=False
+    )
+    raw.train_from_iterator(texts, trainer)
+    raw.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[(mark, raw.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def tokenizer_of(model: str) -> Any:
+    """The tokenizer of an embedded model, a folder or a hub id."""
+    from whence.loading import load
+
+    found = load(model, "base").tokenizer
+    if found is None:
+        raise InputError(f"{model!r} has no tokenizer; name another model, or leave it out to have one trained.")
+    found.model_input_names = ["input_ids", "attention_mask"]
+    return found

@@ -1,0 +1,278 @@
+"""Texts from a file or a data set: CSV, TSV, JSONL, Parquet, plain text (one a line), or a name that `datasets` knows.
+
+One small reader for everything that takes many texts. It guesses the column only where the guess is plain, and a wrong
+column is answered with the list of those that are there.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from whence.errors import InputError, MissingExtraError, UnavailableError
+
+FORMATS = ("csv", "tsv", "jsonl", "json", "parquet", "text", "datasets")
+SUFFIXES = {
+    ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json",
+    ".parquet": "parquet", ".pq": "parquet", ".txt": "text", "": "text",
+}  # fmt: skip
+TEXT_NAMES = ("text", "sentence", "content", "document", "review")
+LINE = "text"  # the one column of a plain text file
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts in their order, with the second text and the label of each where they were asked for."""
+
+    texts: tuple[str, ...]
+    pairs: tuple[str, ...] | None = None
+    labels: tuple[Any, ...] | None = None
+    source: str = ""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.texts)
+
+    @property
+    def sequences(self) -> list[tuple[str, ...]]:
+        """(text,) or (text, pair), one for each."""
+        if self.pairs is None:
+            return [(text,) for text in self.texts]
+        return list(zip(self.texts, self.pairs, strict=True))
+
+
+def read_texts(
+    path: str | os.PathLike[str],
+    text: str | None = None,
+    label: str | None = None,
+    *,
+    pair: str | None = None,
+    format: str | None = None,  # noqa: A002 (what users call it)
+    split: str = "train",
+    limit: int | None = None,
+) -> Texts:
+    """Texts (and labels, and second texts) from a file or a data set.
+
+    `path`: a file, or a name for `datasets` ("glue:mrpc": name and configuration). `text`, `label`, `pair`: the names
+    of the columns; `text=None` takes the only column, or one called text, sentence, content, document or review.
+    `format`: one of csv, tsv, jsonl, json, parquet, text, datasets; None: by the file's ending. `split`: of a data set.
+    `limit`: only so many rows, from the start. An empty cell is an empty text: nothing is dropped here.
+
+    >>> import tempfile, pathlib
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "two.csv"
+    >>> _ = file.write_text("text,label\\nA fine day.,1\\nA wet one.,0\\n")
+    >>> data = read_texts(file, label="label")
+    >>> data.texts, data.labels
+    (('A fine day.', 'A wet one.'), ('1', '0'))
+    """
+    kind = _format(path, format)
+    if limit is not None and limit < 1:
+        raise InputError(f"limit={limit} leaves no text: give 1 or more, or None for all.")
+    columns, rows = _READERS[kind](path, split)
+    name = str(path)
+    chosen = _text_column(text, columns, name)
+    for what, column in (("label", label), ("pair", pair)):
+        if column is not None and column not in columns:
+            raise InputError(f"{name!r} has no {what} column {column!r}; {_found(columns)}")
+    taken = list(islice(rows, limit))
+    if not taken:
+        raise InputError(
+            f"{name!r} holds no texts: it is empty{' below its header' if kind in ('csv', 'tsv') else ''}."
+        )
+    return Texts(
+        tuple(_as_text(row.get(chosen), chosen, i, name) for i, row in enumerate(taken)),
+        None if pair is None else tuple(_as_text(row.get(pair), pair, i, name) for i, row in enumerate(taken)),
+        None if label is None else tuple(row.get(label) for row in taken),
+        name,
+    )
+
+
+def _format(path: str | os.PathLike[str], given: str | None) -> str:
+    if given is not None:
+        if given not in FORMATS:
+            raise InputError(f"format={given!r} is not known; choose one of {', '.join(FORMATS)}.")
+        if given == "datasets":
+            return given
+    file = Path(path).expanduser()
+    if file.is_dir():
+        raise InputError(f"{str(path)!r} is a folder; give a file, or the name of a data set.")
+    if not file.exists():
+        if given is None and file.suffix.lower() not in SUFFIXES.keys() - {""} and not file.is_absolute():
+            return "datasets"
+        raise InputError(f"there is no file {str(path)!r}.")
+    if given is not None:
+        return given
+    if file.suffix.lower() not in SUFFIXES:
+        raise InputError(
+            f"{str(path)!r} ends in {file.suffix!r}, which says nothing of how to read it: pass format= (--format), one "
+            f"of {', '.join(FORMATS[:-1])}."
+        )
+    return SUFFIXES[file.suffix.lower()]
+
+
+def _text_column(asked: str | None, columns: Sequence[str], name: str) -> str:
+    if asked is not None:
+        if asked not in columns:
+            raise InputError(f"{name!r} has no text column {asked!r}; {_found(columns)}")
+        return asked
+    if len(columns) == 1:
+        return columns[0]
+    named = {column.strip().lower(): column for column in columns}
+    for known in TEXT_NAMES:
+        if known in named:
+            return named[known]
+    raise InputError(f"{name!r}: which column holds the texts? Name it with text= (--text); {_found(columns)}")
+
+
+def _found(columns: Sequence[str]) -> str:
+    return f"it has the columns {', '.join(map(repr, columns))}." if columns else "it has no columns."
+
+
+def _as_text(value: Any, column: str, row: int, name: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InputError(f"{name!r}: row {row} of the column {column!r} is {value!r:.60}, not a text.")
+    return value
+
+
+# -- one reader per format: the columns, and the rows as they come -----------------------------------------------------
+
+
+def _decoded(path: str | os.PathLike[str]) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise InputError(f"{str(path)!r} is not UTF-8 (byte {problem.start}): save it as UTF-8.") from problem
+    except OSError as problem:
+        raise InputError(f"{str(path)!r} cannot be read: {problem.strerror}.") from problem
+
+
+def _plain(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
+    # Split at line ends only: str.splitlines also cuts at form feeds and other marks inside a line.
+    content = _decoded(path)
+    lines = content.split("\n") if content else []
+    if lines and not lines[-1]:
+        lines.pop()
+    return [LINE], ({LINE: line.rstrip("\r")} for line in lines)
+
+
+def _csv(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
+    return _table(path, _fields(_decoded(path), ",", quoted=True))
+
+
+def _tsv(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
+    """Most TSV corpora (GLUE, MRPC) use no quoting, spreadsheets do: taken as unquoted where that fits the header."""
+    content = _decoded(path)
+    bare = _fields(content, "\t", quoted=False)
+    if all(len(fields) == len(bare[0][1]) for _, fields in bare):
+        if not all(f.startswith('"') and f.endswith('"') for _, fields in bare for f in fields):
+            return _table(path, bare)
+    return _table(path, _fields(content, "\t", quoted=True))
+
+
+def _fields(content: str, mark: str, *, quoted: bool) -> list[tuple[int, list[str]]]:
+    """(line number, fields) of every line that is not empty."""
+    csv.field_size_limit(1 << 30)
+    lines = content.replace("\r\n", "\n").split("\n") if not quoted else content.splitlines(keepends=True)
+    reader = csv.reader(lines, delimiter=mark, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE)
+    return [(reader.line_num, fields) for fields in reader if fields]
+
+
+def _table(path: str | os.PathLike[str], found: list[tuple[int, list[str]]]) -> tuple[list[str], Iterator[Row]]:
+    if not found:
+        raise InputError(f"{str(path)!r} is empty: a table needs a header line with the names of its columns.")
+    columns = [name.strip() for name in found[0][1]]
+
+    def rows() -> Iterator[Row]:
+        for line, fields in found[1:]:
+            if len(fields) != len(columns):
+                raise InputError(
+                    f"{str(path)!r}, line {line}: {len(fields)} fields where the header has {len(columns)}. Quote texts that "
+                    "contain the separator or a line end."
+                )
+            yield dict(zip(columns, fields, strict=True))
+
+    return columns, rows()
+
+
+def _jsonl(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
+    rows = []
+    for number, line in enumerate(_decoded(path).split("\n"), 1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except ValueError as problem:
+                raise InputError(f"{str(path)!r}, line {number}, is not JSON: {problem}") from problem
+    return _objects(path, rows)
+
+
+def _json(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
+    try:
+        rows = json.loads(_decoded(path))
+    except ValueError as problem:
+        raise InputError(f"{str(path)!r} is not JSON: {problem}. One object a line is format='jsonl'.") from problem
+    if not isinstance(rows, list):
+        raise InputError(f"{str(path)!r} holds a {type(rows).__name__}; a list of texts or of objects is needed.")
+    return _objects(path, rows)
+
+
+def _objects(path: str | os.PathLike[str], rows: list[Any]) -> tuple[list[str], Iterator[Row]]:
+    made = [{LINE: row} if isinstance(row, str) else row for row in rows]
+    for i, row in enumerate(made):
+        if not isinstance(row, dict):
+            raise InputError(f"{str(path)!r}: entry {i} is {row!r:.60}; a text or an object is needed.")
+    return list(dict.fromkeys(key for row in made for key in row)), iter(made)
+
+
+def _parquet(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
+    arrow = _extra("pyarrow", f"Reading {str(path)!r}")
+    parquet = importlib.import_module("pyarrow.parquet")
+    try:
+        file = parquet.ParquetFile(Path(path).expanduser())
+    except (arrow.ArrowException, OSError) as problem:
+        raise InputError(f"{str(path)!r} is not a Parquet file: {problem}") from problem
+
+    def rows() -> Iterator[Row]:
+        with file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
+
+    return list(file.schema_arrow.names), rows()
+
+
+def _datasets(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:
+    name, _, configuration = str(path).partition(":")
+    library = _extra("datasets", f"There is no file {str(path)!r}, and taking it as the name of a data set")
+    try:
+        data = library.load_dataset(name, configuration or None, split=split)
+    except (OSError, ValueError) as problem:  # what `datasets` raises: not found, no network, no such split
+        said = " ".join(str(problem).split())[:200]
+        raise UnavailableError(
+            f"{str(path)!r} is no file here, and no data set of that name (split {split!r}) could be loaded: {said}"
+        ) from problem
+    return list(data.column_names), iter(data)
+
+
+def _extra(module: str, what: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as problem:
+        raise MissingExtraError(f"{what} needs {module}: pip install 'whence[train]'") from problem
+
+
+_READERS = {
+    "csv": _csv, "tsv": _tsv, "jsonl": _jsonl, "json": _json, "parquet": _parquet, "text": _plain,
+    "datasets": _datasets,
+}  # fmt: skip
