@@ -66,7 +66,9 @@ def agnews() -> Labelled:
     names = {"1": "World", "2": "Sports", "3": "Business", "4": "Sci/Tech"}
     with (DATA / "agnews/test.csv").open(encoding="utf-8", newline="") as file:
         test = [(description, names[label]) for label, _, description in csv.reader(file)]
-    return Labelled("AG News 10k", [(row[0], row[1]) for row in train if row[0].strip()], [t for t in test if t[0].strip()])
+    return Labelled(
+        "AG News 10k", [(row[0], row[1]) for row in train if row[0].strip()], [t for t in test if t[0].strip()]
+    )
 
 
 def imdb() -> Labelled:
@@ -81,7 +83,9 @@ def agreement() -> Labelled:
     """The number of the verb, from the words before it (Linzen et al. 2016); lemma-balanced singular/plural forms."""
     folder = DATA / "agreement-gulordava-linzen/linzen_testset"
     rows = []
-    for text, gold in zip(_lines(folder / "subj_agr_filtered.text"), _lines(folder / "subj_agr_filtered.gold"), strict=True):
+    for text, gold in zip(
+        _lines(folder / "subj_agr_filtered.text"), _lines(folder / "subj_agr_filtered.gold"), strict=True
+    ):
         index, right, wrong, _ = gold.split("\t")
         words = text.split()[: int(index)]
         # English: of the two forms of a verb the singular one ends in s (is, was, has, does; runs).
@@ -99,7 +103,9 @@ def imdb_like_documents() -> list[str]:
 
 
 def mrpc_sentences() -> list[str]:
-    rows = [line.split("\t") for line in (DATA / "mrpc/msr_paraphrase_train.txt").read_text("utf-8-sig").split("\n")[1:]]
+    rows = [
+        line.split("\t") for line in (DATA / "mrpc/msr_paraphrase_train.txt").read_text("utf-8-sig").split("\n")[1:]
+    ]
     return [text for row in rows if len(row) >= 5 for text in row[3:5] if text.strip()]
 
 

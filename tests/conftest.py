@@ -12,6 +12,7 @@ import pytest
 
 from whence import embedded
 from whence.errors import UnavailableError
+from whence.loading import Model, load
 
 
 def _located(name: str) -> Path:
@@ -31,3 +32,39 @@ def minilm_path() -> Path:
 def smollm2_path() -> Path:
     """The folder of the embedded decoder, whose GGUF file is `embedded.get("smollm2").gguf_file`."""
     return _located("smollm2")
+
+
+@pytest.fixture(scope="session")
+def minilm(minilm_path: Path) -> Model:
+    """The embedded encoder, loaded once. Tests must leave it as they found it."""
+    return load("minilm")
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_path: Path) -> Model:
+    """The embedded decoder, loaded once."""
+    return load("smollm2")
+
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared_models() -> Path:
+    """Real small models beside the project; tests that use them are skipped where they are absent."""
+    folder = SHARED / "models"
+    if not folder.is_dir():
+        pytest.skip("no ../shared/models beside the project")
+    return folder
+
+
+LONG_TEXT = (
+    "The old doctor told the nurse that she would not leave the ward before the storm was over, because the roads to "
+    "the village had been closed since noon and nobody knew when they would open again."
+)
+
+
+@pytest.fixture(scope="session")
+def long_text() -> str:
+    """A sentence of more tokens than a MiniLM head has dimensions."""
+    return LONG_TEXT

@@ -27,6 +27,17 @@ _PUBLIC = {
     "witness": "whence.attention.witness",
     "doppelganger": "whence.attention.doppelganger",
     "layer_statement": "whence.attention.joint",
+    "IdentifiableConfig": "whence.models",
+    "IdentifiableModel": "whence.models",
+    "IdentifiableForSequenceClassification": "whence.models",
+    "token_identifiability": "whence.tokens.token_identifiability",
+    "read_texts": "whence.texts",
+    "train": "whence.models.training.fit",
+    "tie_keys": "whence.models.conversion.convert",
+    "contributions": "whence.mixing.contributions",
+    "hidden_token_attribution": "whence.mixing.hidden_token_attribution",
+    "local_vs_global": "whence.mixing.local_vs_global",
+    "attribute": "whence.mixing.attribute",
 }
 
 __all__ = ["__version__", "errors", *sorted(_PUBLIC)]
@@ -40,11 +51,20 @@ if TYPE_CHECKING:
     from whence.attention.witness import witness
     from whence.core.certificate import certify_row
     from whence.loading import Model, load
+    from whence.mixing.attribute import attribute
+    from whence.mixing.contributions import contributions
+    from whence.mixing.hidden_token_attribution import hidden_token_attribution
+    from whence.mixing.local_vs_global import local_vs_global
+    from whence.models import IdentifiableConfig, IdentifiableForSequenceClassification, IdentifiableModel
+    from whence.models.conversion.convert import tie_keys
+    from whence.models.training.fit import train
     from whence.reading.doctor import doctor
     from whence.reading.run import trace
     from whence.reading.substitution import substitute
     from whence.reading.trace import Trace
     from whence.registry import methods
+    from whence.texts import read_texts
+    from whence.tokens.token_identifiability import token_identifiability
 
 
 def __getattr__(name: str) -> Any:

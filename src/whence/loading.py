@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from whence import embedded
-from whence.errors import InputError, ModelError, UnavailableError
+from whence.errors import InputError, ModelError, UnavailableError, WhenceError
 
 
 @dataclass(frozen=True)
@@ -171,11 +172,28 @@ def _head_class(place: Any, task: str | None, config: Any) -> Any:
         if task not in TASKS:
             raise InputError(f"no task is called {task!r}; there are: {', '.join(TASKS)}.")
         return getattr(transformers, TASKS[task])
+    own = whence_models() if getattr(config, "model_type", None) == "identifiable" else None
     for architecture in getattr(config, "architectures", None) or ():
-        found = getattr(transformers, architecture, None)
+        found = getattr(transformers, architecture, None) or getattr(own, architecture, None)
         if found is not None:
             return found
     return transformers.AutoModel
+
+
+def whence_models() -> Any:
+    """whence's own architectures; importing them makes them known to transformers' Auto classes."""
+    import whence.models
+
+    return whence.models
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a saved folder holds one of whence's own architectures, which transformers does not know by itself."""
+    try:
+        saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False  # what is wrong with it is said when it is loaded
+    return isinstance(saved, dict) and saved.get("model_type") == "identifiable"
 
 
 def _load_from(name: str, task: str | None, dtype: Any, allow_pickle: bool, trust_remote_code: bool) -> Model:
@@ -189,6 +207,8 @@ def _load_from(name: str, task: str | None, dtype: Any, allow_pickle: bool, trus
         raise InputError(f"there is no folder {name!r}. Give an existing folder, a hub id, or one of: {_names()}.")
     if local and not (folder / "config.json").exists():
         raise InputError(f"the folder {name!r} has no config.json, so it is not a saved transformers model.")
+    if local and _is_ours(folder):
+        whence_models()
     place = str(folder) if local else name
     options = {"trust_remote_code": trust_remote_code}
     if local:
@@ -209,6 +229,8 @@ def _load_from(name: str, task: str | None, dtype: Any, allow_pickle: bool, trus
                 output_loading_info=True,
                 **options,
             )
+    except WhenceError:
+        raise
     except (OSError, ValueError, ImportError) as problem:
         raise _explained(name, local, allow_pickle, problem) from problem
     _check_complete(name, model, info)

@@ -115,8 +115,8 @@ def _format(path: str | os.PathLike[str], given: str | None) -> str:
         return given
     if file.suffix.lower() not in SUFFIXES:
         raise InputError(
-            f"{str(path)!r} ends in {file.suffix!r}, which says nothing of how to read it: pass format= (--format), one "
-            f"of {', '.join(FORMATS[:-1])}."
+            f"{str(path)!r} ends in {file.suffix!r}, which says nothing of how to read it: pass format= (--format), "
+            f"one of {', '.join(FORMATS[:-1])}."
         )
     return SUFFIXES[file.suffix.lower()]
 
@@ -176,10 +176,9 @@ def _tsv(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[
     """Most TSV corpora (GLUE, MRPC) use no quoting, spreadsheets do: taken as unquoted where that fits the header."""
     content = _decoded(path)
     bare = _fields(content, "\t", quoted=False)
-    if all(len(fields) == len(bare[0][1]) for _, fields in bare):
-        if not all(f.startswith('"') and f.endswith('"') for _, fields in bare for f in fields):
-            return _table(path, bare)
-    return _table(path, _fields(content, "\t", quoted=True))
+    fits = all(len(fields) == len(bare[0][1]) for _, fields in bare)
+    all_quoted = all(f.startswith('"') and f.endswith('"') for _, fields in bare for f in fields)
+    return _table(path, bare if fits and not all_quoted else _fields(content, "\t", quoted=True))
 
 
 def _fields(content: str, mark: str, *, quoted: bool) -> list[tuple[int, list[str]]]:
@@ -199,8 +198,8 @@ def _table(path: str | os.PathLike[str], found: list[tuple[int, list[str]]]) -> 
         for line, fields in found[1:]:
             if len(fields) != len(columns):
                 raise InputError(
-                    f"{str(path)!r}, line {line}: {len(fields)} fields where the header has {len(columns)}. Quote texts that "
-                    "contain the separator or a line end."
+                    f"{str(path)!r}, line {line}: {len(fields)} fields where the header has {len(columns)}. Quote "
+                    "texts that contain the separator or a line end."
                 )
             yield dict(zip(columns, fields, strict=True))
 

@@ -16,9 +16,13 @@ from whence.cli._app import Debug, Version, run
 COMMANDS: tuple[str, ...] = (
     "look",
     "certify",
+    "tokens",
     "doctor",
+    "train",
+    "convert",
     "methods",
     "get",
+    "mix",
 )
 """Names of the modules, in the order of the help page."""
 

@@ -26,14 +26,17 @@ def command(
     if not found:
         messages.print("No method is registered for that.")
         return
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     for key, words in registry.QUESTIONS.items():
         answers = [method for method in found if method.question == key]
         if answers:
-            table = Table(
-                "method", "what it gives", "paper", "cost", "needs", title=words, title_justify="left"
-            )
+            table = Table(title=words, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+            table.add_column("method", no_wrap=True)
+            table.add_column("what it gives", ratio=1)
+            for name in ("cost", "needs"):
+                table.add_column(name)
             for m in answers:
-                table.add_row(m.name, m.summary, m.paper, m.cost, ", ".join(m.needs))
+                table.add_row(m.name, f"{m.summary} [dim]({m.paper})[/dim]", m.cost, ", ".join(m.needs))
             results.print(table)

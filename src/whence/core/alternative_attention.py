@@ -35,8 +35,8 @@ class AlternativeAttention:
     """Another attention map with the same head outputs.
 
     attention (…, n_query, n_key) float64: rows ≥ 0 with the original's row sums, zero at hidden keys.
-    total_variation (…, n_query): ½‖row − original‖₁ / row sum. residual (…, n_query): ‖(A′ − A)V‖ / ‖AV‖ (absolute
-    where AV = 0). rounds: how many directions every row has tried; 0 means the budget ended before the first was through.
+    total_variation (…, n_query): ½‖row − original‖₁ / row sum. residual (…, n_query): ‖(A′ − A)V‖ / ‖AV‖
+    (absolute where AV = 0). rounds: how many directions every row has tried; 0: the budget ended within the first.
     """
 
     attention: Tensor

@@ -6,6 +6,9 @@ the left null space of the values, which the output never sees, and the rest, A�
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -17,6 +20,8 @@ from whence.errors import InputError
 
 # A finished output C = AV carries rounding eps·κ through V⁺; beyond this κ_F the whitened (AQ)Qᵀ, free of κ, is used.
 _OUTPUT_SPREAD = 256.0
+# Numbers of V in a chunk of heads, 128 MB in float64: bounds the temporaries of a large batch.
+_CHUNK = 1 << 24
 # ‖L⁻¹v‖² of a fresh row up to which float32 products inside a causal block lose at most this factor.
 _FRESH_LEVERAGE = 16.0
 
@@ -55,28 +60,49 @@ def effective_attention(
     tensor([[0.4000, 0.4000, 0.2000]])
     """
     check_constraint(constraint)
-    batch = check_pair(attention, values, visible, finite=visible is not None)
+    batch = check_pair(attention, values, visible, finite=False)
     if outputs is not None:
         wanted = (attention.shape[-2], values.shape[-1])
         if outputs.ndim < 2 or tuple(outputs.shape[-2:]) != wanted:
             raise InputError(f"outputs has shape {shape(outputs)}; expected (…, {wanted[0]}, {wanted[1]}) = A @ V.")
         check_finite("outputs", outputs)
     attention = attention.detach()
-    if visible is None:
-        return _shared(attention, values, None, batch, constraint, outputs)
-    check_stray(attention, visible)
-    mask = full_mask(visible, *attention.shape[-2:])
-    keys = shared_keys(mask)
-    if keys is not None:
-        result = _shared(attention, values, keys, batch, constraint, outputs)
-        seen = mask.any(-1, keepdim=True)
-        return result if bool(seen.all()) else result.masked_fill_(~seen, 0.0)
-    keys = causal_keys(mask)
-    if keys is not None:
-        return _causal(attention, values, mask, keys, batch, constraint, outputs)
-    result = attention.new_zeros(*batch, *attention.shape[-2:])
-    _by_group(attention, values, mask, batch, constraint, result, None)
+    result = attention.new_empty(*batch, *attention.shape[-2:])
+    mask = None if visible is None else full_mask(visible, *attention.shape[-2:])
+    keys = None if mask is None else shared_keys(mask)
+    causal = causal_keys(mask) if mask is not None and keys is None else None
+    if mask is not None and causal is None:
+        check_finite("attention", attention)
+        check_stray(attention, mask)
+        if keys is None:
+            _by_group(attention, values, mask, batch, constraint, result.zero_(), None)
+            return result
+    for a, v, c, out in _head_chunks(attention, values, outputs, result, mask):
+        if mask is None or causal is None:
+            _shared(a, v, keys, constraint, c, out)
+        else:
+            _causal(a, v, mask, causal, constraint, c, out)
+    if mask is not None and not bool(mask.any(-1).all()):
+        result.masked_fill_(~mask.any(-1, keepdim=True), 0.0)
     return result
+
+
+def _head_chunks(
+    attention: Tensor, values: Tensor, outputs: Tensor | None, result: Tensor, mask: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
+    """A bounded number of heads at a time, so that a large batch needs no large float64 copy; else all at once."""
+    batch = result.shape[:-2]
+    heads = math.prod(batch)
+    step = max(1, _CHUNK // (values.shape[-2] * values.shape[-1]))
+    plain = attention.shape[:-2] == values.shape[:-2] == batch and (mask is None or mask.ndim == 2)
+    if not plain or heads <= step or (outputs is not None and outputs.shape[:-2] != batch):
+        yield attention, values, outputs, result
+        return
+    a, v, out = (t.reshape(heads, *t.shape[-2:]) for t in (attention, values, result))
+    c = None if outputs is None else outputs.reshape(heads, *outputs.shape[-2:])
+    for first in range(0, heads, step):
+        some = slice(first, first + step)
+        yield a[some], v[some], None if c is None else c[some], out[some]
 
 
 def _work_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -88,11 +114,11 @@ def _shared(
     attention: Tensor,
     values: Tensor,
     keys: Tensor | None,
-    batch: tuple[int, ...],
     constraint: Constraint,
     outputs: Tensor | None,
-) -> Tensor:
-    """Every row of a head sees the same keys: one basis a head, A⊥ = (AQ)Qᵀ."""
+    result: Tensor,
+) -> None:
+    """Every row of a head sees the same keys: one basis a head, A⊥ = (AQ)Qᵀ, written into result."""
     n, width = values.shape[-2:]
     scaled, scale = unit_scale(values if keys is None else values.masked_fill(~keys.unsqueeze(-1), 0.0))
     valid = None if keys is None else keys.expand(scaled.shape[:-1]).reshape(-1, n)
@@ -102,11 +128,10 @@ def _shared(
     refine = 0.0 if work == torch.float64 else torch.finfo(work).eps / 8
     flat = scaled.reshape(-1, n, width)
     basis = column_basis(flat, valid, rank_eps(values.dtype), constraint, refine=refine)
-    result_shape = (*batch, *attention.shape[-2:])
     if bool(basis.identified.all()):
         check_finite("attention", attention)
-        result = attention.expand(result_shape).clone()
-        return result if keys is None else result.masked_fill_(~keys.unsqueeze(-2), 0.0)
+        result.copy_(attention if keys is None else attention.masked_fill(~keys.unsqueeze(-2), 0.0))
+        return
     q = basis.q.to(work).reshape(*unit_batch, *basis.q.shape[-2:])
     wide = attention.to(work)
     use_output = outputs is not None and bool((basis.regular & (basis.spread < _OUTPUT_SPREAD)).all())
@@ -127,15 +152,14 @@ def _shared(
         # NaN in a row of A shows in its d_v coordinates: n / d_v times less to read than A.
         if not bool(torch.isfinite(coordinates.sum())):
             check_finite("attention", attention)
-    result = (coordinates @ q.mT).expand(result_shape)
-    if result.dtype != attention.dtype:
-        result = result.to(attention.dtype)
+    if result.dtype == work and coordinates.shape[:-2] == q.shape[:-2] == result.shape[:-2]:
+        torch.matmul(coordinates, q.mT, out=result)
+    else:
+        result.copy_(coordinates @ q.mT)
     if bool(basis.identified.any()):
-        same = basis.identified.reshape(*unit_batch, 1, 1)
         check_finite("attention", attention)
         kept = attention if keys is None else attention.masked_fill(~keys.unsqueeze(-2), 0.0)
-        result = torch.where(same, kept, result)
-    return result.contiguous()
+        result.copy_(torch.where(basis.identified.reshape(*unit_batch, 1, 1), kept, result))
 
 
 def _by_group(
@@ -171,42 +195,63 @@ def _causal(
     values: Tensor,
     mask: Tensor,
     keys: Tensor,
-    batch: tuple[int, ...],
     constraint: Constraint,
     outputs: Tensor | None,
-) -> Tensor:
-    """Row i sees a prefix: A⊥_i = (a_i Z) M_i Zᵀ block by block, see `whence.core._causal`."""
+    result: Tensor,
+) -> None:
+    """Row i sees a prefix: A⊥_i = (a_i Z) M_i Zᵀ block by block (`whence.core._causal`), written into result."""
     n_query, n_key = attention.shape[-2:]
-    result = attention.new_empty(*batch, n_query, n_key)
+    batch = tuple(result.shape[:-2])
     seen = mask.any(-1)
     plan = causal_plan(values, keys, n_query, constraint)
     done = plan.identified.clone()
     top = plan.first
+    if not bool(plan.real.all()) or not bool(seen.all()):
+        check_finite("attention", attention)
+        check_stray(attention, mask)
+    elif top:
+        check_finite("attention", attention[..., :top, :])
+        check_stray(attention[..., :top, :], mask[..., :top, :])
     result[..., :top, :] = torch.where(done[..., :top].unsqueeze(-1) & mask[..., :top, :], attention[..., :top, :], 0.0)
+    direct = len(batch) > 0 and plan.scaled.shape[:-2] == batch
     for block in causal_blocks(plan):
         rows = slice(block.start, block.stop)
         fits = block.good.unsqueeze(-1) & ~done[..., rows]
         a = attention[..., rows, : block.end]
+        # One read of the part that must be empty; the exact test, with its message, only where it is not.
+        stray = float(attention[..., rows, block.end :].sum()), float(a[..., block.base :].triu(1).sum())
+        if stray != (0.0, 0.0):
+            check_finite("attention", attention)
+            check_stray(attention, mask)
         if bool(fits.any()):
             # Past keys have ‖z_j‖ ≤ 1, so float32 products are safe unless a fresh key is far outside the prefix.
             work = _work_dtype(attention.dtype) if block.fresh_leverage < _FRESH_LEVERAGE else torch.float64
             z = block.z.to(work)
-            total = a.sum(-1, keepdim=True, dtype=torch.float64)
+            total = a.to(work).sum(-1, keepdim=True).to(torch.float64) if block.drift is not None else None
             if outputs is None or not bool((block.spread < _OUTPUT_SPREAD).all()):
                 white = (a.to(work) @ z).to(torch.float64)
+                if not bool(torch.isfinite(white.sum())):
+                    check_finite("attention", attention)
             else:
-                white = (outputs[..., rows, :].detach().to(torch.float64) / plan.scale - total * block.origin) @ (
-                    block.inverse_factor.mT
-                )
-            if block.drift is not None:
+                white = outputs[..., rows, :].detach().to(torch.float64) / plan.scale
+                white = (white if total is None else white - total * block.origin) @ block.inverse_factor.mT
+            if block.drift is not None and total is not None:
                 white = white - total * block.drift
             y = block.apply(white)
+            if direct and block.drift is None and work == result.dtype and bool(fits.all()):
+                # Straight into place: a temporary of the block's size costs as much as the product.
+                place = result.view(-1, n_query, n_key)[:, rows, : block.end]
+                torch.bmm(y.to(work).flatten(0, -3), z.flatten(0, -3).mT, out=place)
+                place[..., block.base :] *= block.triangle.to(work)
+                result[..., rows, block.end :] = 0.0
+                done[..., rows] = True
+                continue
             found = y.to(work) @ z.mT
-            if block.drift is not None:
+            if block.drift is not None and total is not None:
                 found += (total * block.ones - (y * block.drift).sum(-1, keepdim=True)).to(work)
                 if not bool(plan.real.all()):
                     found *= plan.real[..., None, : block.end]
-            found[..., block.base :].tril_()
+            found[..., block.base :] *= block.triangle.to(work)
             found = found.to(result.dtype)
         else:
             found = result.new_zeros(())
@@ -220,4 +265,3 @@ def _causal(
     left = ~done.expand(*batch, n_query) & seen.expand(*batch, n_query)
     if bool(left.any()):
         _by_group(attention, values, mask, batch, constraint, result, left.reshape(-1, n_query))
-    return result if bool(seen.all()) else result.masked_fill_(~seen.unsqueeze(-1), 0.0)

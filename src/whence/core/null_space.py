@@ -203,10 +203,11 @@ class _PrefixGrams:
 
     def __init__(self, rows: Tensor, shift: int) -> None:
         pad = -len(rows) % _GRID
-        blocks = torch.cat([rows, rows.new_zeros(pad, rows.shape[1])]).unflatten(0, (-1, _GRID))
+        blocks = torch.cat([rows, rows.new_zeros(pad, rows.shape[1])]).reshape(-1, _GRID, rows.shape[1])
         sums = (blocks.mT @ blocks).cumsum(0)
-        self.before = torch.cat([torch.zeros_like(sums[:1]), sums])
-        self.blocks, self.shift = blocks, shift
+        self.before: Tensor = torch.cat([torch.zeros_like(sums[:1]), sums])
+        self.blocks: Tensor = blocks
+        self.shift = shift
 
     def __getitem__(self, index: Tensor) -> Tensor:
         end = index + self.shift + 1
@@ -223,7 +224,7 @@ def _prefixes(plain: _PrefixGrams, centred: _PrefixGrams, length: Tensor, width:
     rows = len(length)
     s, t = (torch.zeros(rows, width, dtype=torch.float64) for _ in range(2))
     solved = torch.zeros(rows, dtype=torch.bool)
-    todo = torch.tensor([0, rows - 1]).unique()
+    todo = torch.tensor(sorted({0, rows - 1}))
     while todo.numel():
         s[todo], t[todo] = _gram_sigma(plain[todo]), _gram_sigma(centred[todo])
         solved[todo] = True

@@ -45,6 +45,7 @@ class Fold:
     queries: Tensor  # (head, n, d_k), the scale in them
     heads: Tensor  # values, (head, n, d_v)
     outputs: Tensor  # (head, n, d_v)
+    query: Tensor  # (n, d, head · d_v): ∂q_j/∂r_j · Cov_j, the query's own part of δz
 
     def read(self, tangent: Tensor, at: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
         """(position, c, d) → δk, δv of these positions, each (position, c, head, …)."""
@@ -96,9 +97,15 @@ class Fold:
         mixed = mixed.permute(1, 2, 0, 3)
         return torch.baddbmm(torch.bmm(tangent, self.across), mixed.flatten(2), self.outward), mixed
 
+    def asked(self, tangent: Tensor) -> Tensor:
+        """(n, c, d) → (n, c, head, d_v): the query's own part of δz, which `across` already holds for δo."""
+        return torch.bmm(tangent, self.query).unflatten(-1, (self.heads.shape[0], -1))
+
     @property
     def bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (self.across, self.outward, self.keys, self.values))
+        return sum(
+            t.numel() * t.element_size() for t in (self.across, self.outward, self.keys, self.values, self.query)
+        )
 
 
 def norm_tangent(norm: Norm, x: Tensor, tangent: Tensor) -> Tensor:
@@ -118,63 +125,87 @@ def norm_tangent(norm: Norm, x: Tensor, tangent: Tensor) -> Tensor:
 
 
 def fold_read(layer: Layer, reading: Reading) -> Fold:
-    """The matrices of a block whose every part was read and proved."""
+    """The matrices of a block whose every part was read and proved, a few positions at a time."""
     assert reading.feedforward is not None
     assert reading.maps is not None
-    r, z = layer.block_input, layer.outputs
+    r, weight = layer.block_input, layer.projection.weight.to(layer.block_input).flatten(0, 1)  # (head · d_v, d)
     n, width = r.shape
-    weight = layer.projection.weight.to(r).flatten(0, 1)  # (head · d_v, d)
-    onward = weight.expand(n, *weight.shape)
-    projected = layer.projected
-    if layer.branch_norm is not None:
-        onward = norm_tangent(layer.branch_norm, projected, onward)
-    onward = times(onward, layer.branch_scale)
-    direct = times(torch.eye(width).to(r), layer.residual_scale).expand(n, width, width)
-    state = layer.before_norm
-    if layer.norm is not None:
-        onward, direct = (norm_tangent(layer.norm, state, t) for t in (onward, direct))
-        state = layer.norm(state)
-    tail = _tail(reading.feedforward, state)
-    outward, across = torch.bmm(onward, tail), torch.bmm(direct, tail)
+    projected, total = layer.projected, layer.before_norm
+    state = total if layer.norm is None else layer.norm(total)
     query_map, key_map, value_map = (m.weight.to(r) for m in reading.maps)
-    start = torch.eye(width).to(r).expand(n, width, width)
-    asked = query_map if reading.norm_in is None else norm_tangent(reading.norm_in, r, start) @ query_map
-    return _folded(layer, across, outward, asked, key_map, value_map, reading.norm_in, z)
+    covariance = _covariance(layer)  # (n, head, d_k, d_v)
+    across, outward = r.new_empty(n, width, width), r.new_empty(n, len(weight), width)
+    query = r.new_empty(n, width, len(weight))
+    eye = torch.eye(width).to(r)
+    per_head = query_map.unflatten(-1, (covariance.shape[1], -1)).transpose(0, 1).contiguous()  # (head, d, d_k)
+    for first in range(0, n, _TOGETHER):
+        at = slice(first, min(first + _TOGETHER, n))
+        many = at.stop - first
+        tail = _tail(reading.feedforward, state[at])
+        onward, direct = weight.expand(many, *weight.shape), times(eye, layer.residual_scale).expand(many, width, width)
+        if layer.branch_norm is not None:
+            onward = norm_tangent(layer.branch_norm, projected[at], onward)
+        onward = times(onward, layer.branch_scale)
+        if layer.norm is not None:
+            onward, direct = (norm_tangent(layer.norm, total[at], t) for t in (onward, direct))
+        torch.bmm(onward, tail, out=outward[at])
+        asked = torch.matmul(per_head, covariance[at]).transpose(1, 2).flatten(2)  # (many, d, head · d_v)
+        if reading.norm_in is not None:
+            asked = _norm_matrix_times(reading.norm_in, r[at], asked)
+        query[at] = asked
+        plain = layer.norm is None and layer.residual_scale is None
+        across[at] = torch.baddbmm(tail if plain else torch.bmm(direct, tail), asked, outward[at])
+    queries = layer.queries * layer.scale
+    return Fold(
+        across,
+        outward,
+        key_map,
+        value_map,
+        reading.norm_in,
+        r,
+        layer.attention,
+        queries,
+        layer.values,
+        layer.outputs,
+        query,
+    )
+
+
+_TOGETHER = 4  # positions worked on together: their matrices stay in the processor's cache
+
+
+def _norm_matrix_times(norm: Norm, x: Tensor, right: Tensor) -> Tensor:
+    """N_j · right_j, with N_j (d, d) the norm's derivative at x_j for row vectors: δn = δx N_j."""
+    gain = norm.gain
+    right = right if gain is None else right * gain.to(right)[:, None]
+    scale = norm.scale(x)[:, :, None]
+    if norm.centred:
+        x = x - x.mean(-1, keepdim=True)
+    unit = x[:, :, None] / scale
+    right = (right - unit * (unit * right).mean(1, keepdim=True)) / scale
+    return right - right.mean(1, keepdim=True) if norm.centred else right
 
 
 def _tail(rest: FeedForward, state: Tensor) -> Tensor:
     """(n, d, d): the derivative of the feed-forward part of the block at each position."""
-    n, width = state.shape
-    eye = torch.eye(width).to(state).expand(n, width, width)
+    width = state.shape[1]
     read = rest.read(state)
     before = rest.first(read)
     slope = _slope(rest.activation, before)  # (n, m)
-    into = rest.first.weight.to(state)
-    inner = eye if rest.norm_in is None else norm_tangent(rest.norm_in, state, eye)
-    plain = rest.norm_in is None
+    into, second = rest.first.weight.to(state), rest.second.weight.to(state)
     if rest.gate is not None:
         slope = slope * rest.gate(read)
-    second = rest.second.weight.to(state)
-    if plain and rest.gate is None:
-        # Directions are unit vectors here, so the first product is the matrix itself.
-        made = torch.matmul(into, slope[:, :, None] * second) if into.shape[1] < width else _products(into, slope, second)
-    else:
-        hidden = (into if plain else inner @ into) * slope[:, None]
-        if rest.gate is not None:
-            hidden = hidden + (inner @ rest.gate.weight.to(state)) * rest.activation(before)[:, None]
-        made = hidden @ second
+    # Directions are unit vectors, so that the first product is the matrix itself.
+    hidden = into * slope[:, None]
+    if rest.gate is not None:
+        hidden = hidden + rest.gate.weight.to(state) * rest.activation(before)[:, None]
+    made = hidden @ second
+    if rest.norm_in is not None:
+        made = _norm_matrix_times(rest.norm_in, state, made)
     if rest.branch_norm is not None:
         made = norm_tangent(rest.branch_norm, rest.second(rest.hidden(read)), made)
     total = times(made, rest.branch_scale) + times(torch.eye(width).to(state), rest.residual_scale)
     return total if rest.norm is None else norm_tangent(rest.norm, rest.before_norm(state), total)
-
-
-def _products(into: Tensor, slope: Tensor, second: Tensor) -> Tensor:
-    """into · diag(slope_j) · second for every position j."""
-    out = into.new_empty(slope.shape[0], into.shape[0], second.shape[1])
-    for j, row in enumerate(slope):
-        torch.mm(into * row, second, out=out[j])
-    return out
 
 
 def _slope(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -187,24 +218,15 @@ def _slope(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 # -- from the model itself -----------------------------------------------------------------------------------------
 
 
-def _folded(
-    layer: Layer, across: Tensor, outward: Tensor, asked: Tensor, keys: Tensor, values: Tensor, norm_in: Norm | None, z: Tensor
-) -> Fold:
-    """Put the query's path into `across`, with its covariance of keys and values."""
+def _covariance(layer: Layer) -> Tensor:
+    """(n, head, d_k, d_v): s Σ_m A_jm k_m (v_m − z_j)ᵀ."""
     assert layer.scale is not None
-    attention, k, v = layer.attention, layer.keys, layer.values
-    seen = torch.empty(attention.shape[0], attention.shape[1], k.shape[2], v.shape[2]).to(v)
-    for head in range(attention.shape[0]):  # (n, d_k, d_v) each: Σ_m A_jm k_m v_mᵀ
-        seen[head] = torch.matmul(k[head].T, attention[head][:, :, None] * v[head])
-    mean_key = torch.bmm(attention, k)
-    covariance = layer.scale * (seen - mean_key[..., None] * z[:, :, None])
-    n, width = layer.block_input.shape
-    per_head = asked.unflatten(-1, (attention.shape[0], -1))  # (…, d, head, d_k)
-    moved = torch.einsum("dhk,hnkv->ndhv" if asked.dim() == 2 else "ndhk,hnkv->ndhv", per_head, covariance)
-    across = torch.baddbmm(across, moved.reshape(n, width, -1), outward)
-    return Fold(
-        across, outward, keys, values, norm_in, layer.block_input, attention, layer.queries * layer.scale, v, z
-    )
+    attention, k, v, z = layer.attention, layer.keys, layer.values, layer.outputs
+    seen = v.new_empty(attention.shape[1], attention.shape[0], k.shape[2], v.shape[2])
+    for head in range(attention.shape[0]):
+        seen[:, head] = torch.matmul(k[head].T, attention[head][:, :, None] * v[head])
+    mean_key = torch.bmm(attention, k).transpose(0, 1)
+    return layer.scale * (seen - mean_key[..., None] * z.transpose(0, 1)[:, :, None])
 
 
 @dataclass(frozen=True)
@@ -227,7 +249,7 @@ class Runner:
             outputs: dict[int, Tensor] = {}
             changes = self._watching(outputs)
             start = block_handles(self.sites[0])[0]
-            changes[start] = _then(changes.get(start), lambda t: self._constant(0).to(t) + step)
+            changes[start] = _then(changes.get(start), lambda t: t + step)
             tap = Tap(keep=lambda number: frozenset({"outputs"}))
             self._replay(len(step), changes, tap)
             calls = [tap.calls[site.number].output for site in self.sites]
@@ -285,7 +307,7 @@ class Runner:
 
         def hold(i: int) -> Callable[[Tensor], Tensor]:
             constant = self.layers[i].outputs[None]
-            return lambda z: constant.to(z) if step is None else constant.to(z) + step
+            return lambda z: constant.to(z).expand_as(z) if step is None else constant.to(z) + step
 
         return {site.number: [Edit(output=hold(i))] for i, site in enumerate(self.sites)}
 
@@ -307,7 +329,7 @@ def _pushed(function: Callable[[Tensor], Any], tangents: Tensor) -> Any:
     try:
         made = torch.func.vmap(along)(tangents[:, None])
     except RuntimeError as problem:
-        if "vmap" not in str(problem):
+        if "vmap" not in str(problem) or "setup_context" in str(problem):
             raise
         return along(tangents)
     return tree_map(lambda t: t[:, 0], made)
@@ -336,8 +358,13 @@ def fold_run(runner: Runner, chunk: int = 64) -> list[Fold]:
     folds = []
     for i, layer in enumerate(layers):
         asked, key, value = (torch.cat(m, dim=1) for m in maps[i])
-        made = _folded(layer, torch.cat(across[i], 1), torch.cat(outward[i], 1), asked, key, value, None, layer.outputs)
-        folds.append(made)
+        onward = torch.cat(outward[i], 1)
+        per_head = asked.unflatten(-1, (count, -1)).transpose(1, 2)  # (n, head, d, d_k)
+        query = torch.matmul(per_head, _covariance(layer)).transpose(1, 2).flatten(2)
+        folded = torch.baddbmm(torch.cat(across[i], 1), query, onward)
+        queries = layer.queries * layer.scale  # type: ignore[operator]
+        inner = (layer.block_input, layer.attention, queries, layer.values, layer.outputs, query)
+        folds.append(Fold(folded, onward, key, value, None, *inner))
     return folds
 
 

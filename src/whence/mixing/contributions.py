@@ -58,10 +58,14 @@ class Contributions(Mixture):
     def _through_encoder(self) -> Tensor:
         """ALTI+: R_l = [C_source · E | 0] + C_target · R_{l−1}, with E the encoder's rollout and R_0 = [0 | I]."""
         if "encoder" not in self.extra:
-            raise InputError("this result has lost its encoder's layers (after select or words): roll it out before that.")
+            raise InputError(
+                "this result has lost its encoder's layers (after select or words): roll it out before that."
+            )
         source = self.source_length
         encoder = rollout(self.extra["encoder"].to(self.values))[-1]
-        before = torch.cat([self.values.new_zeros(self.shape[1], source), torch.eye(self.shape[1]).to(self.values)], dim=1)
+        before = torch.cat(
+            [self.values.new_zeros(self.shape[1], source), torch.eye(self.shape[1]).to(self.values)], dim=1
+        )
         out = torch.empty_like(self.values)
         for i, layer in enumerate(self.values):
             out[i] = layer[:, source:] @ before

@@ -96,7 +96,9 @@ def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
     True
     """
     if layer.wiring is None:
-        raise WiringError(f"layer {layer.index}: its wiring is not proved ({layer.reason}), so its parts are not known.")
+        raise WiringError(
+            f"layer {layer.index}: its wiring is not proved ({layer.reason}), so its parts are not known."
+        )
     dtype = working(layer.attention)
     to = lambda t: t.detach().to(dtype)  # noqa: E731
     attention = to(layer.attention)

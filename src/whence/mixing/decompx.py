@@ -1,1 +1,140 @@
-def decompx(trace): raise NotImplementedError
+"""DecompX: every state as a sum of one vector per input token, carried through all layers.
+
+Modarressi et al., "DecompX: Explaining Transformers Decisions by Propagating Token Decomposition" (ACL 2023). Linear
+parts act on every vector; a norm divides by the scale that the model itself used; the activation is the line through
+the origin, act(u) = θ ⊙ u with θ = act(u)/u; a bias is shared out by the absolute dot product of each vector with it.
+A gated feed-forward layer keeps its activated factor as it is, and the vectors go through the other one (the paper has
+only plain ones). The vectors add up to the model's own state in every layer, which is asserted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.errors import InputError, WiringError
+from whence.mixing.budget import as_bytes
+from whence.mixing.contributions import EMBEDDINGS, Contributions
+from whence.mixing.decomposition import TOLERANCE
+from whence.mixing.mixture import check_rows
+from whence.reading.feedforward import FeedForward, Linear, read_blocks, times
+from whence.reading.inputs import Prepared
+from whence.reading.norms import Norm
+from whence.reading.run import prove_model
+from whence.reading.tape import deviation
+from whence.reading.trace import Layer, Trace
+
+
+def decompx(
+    trace: Trace, *, attention: str | None = None, model: Any = None, memory: str | float = "2GB"
+) -> Contributions:
+    """[layer, hidden, input embedding]: the length of each token's vector in each state, rows divided by their sums."""
+    if attention is None and len(trace.stacks) > 1 or trace.of(attention).name == "cross":
+        raise InputError("decompx reads one stack of its own tokens: choose attention='encoder' (or 'decoder').")
+    stack = trace.of(attention)
+    if stack.layers[0].index != 0:
+        raise InputError("decompx starts from the embeddings: give the whole trace, and select layers afterwards.")
+    n, width = stack.layers[0].block_input.shape
+    dtype = stack.layers[0].block_input.dtype
+    dtype = dtype if dtype == torch.float64 else torch.float32
+    size = torch.finfo(dtype).bits // 8
+    if 4 * n * n * width * size > as_bytes(memory):
+        needed = 4 * n * n * width * size / 1e9
+        raise InputError(
+            f"decompx on {n} tokens takes {needed:.1f} GB, more than memory={memory!r}: give it more, or less text."
+        )
+    chosen = trace.with_model(model)
+    proof = prove_model(chosen, Prepared(dict(trace.inputs), trace.tokens))
+    readings = read_blocks(chosen, proof, trace.inputs)
+    parts = torch.zeros(n, n, width, dtype=dtype)  # (hidden, input, d)
+    torch.diagonal(parts, dim1=0, dim2=1).copy_(stack.layers[0].block_input.T)
+    rows = []
+    for layer in stack:
+        reading = readings[stack.name, layer.index]
+        if reading.values is None or reading.feedforward is None:
+            why = reading.maps_reason if reading.values is None else reading.reason
+            raise WiringError(
+                f"layer {layer.index}: decompx needs every part of the block, and one is not proved: {why}."
+            )
+        parts = _attention(parts, layer, reading.values, reading.norm_in)
+        _check(layer, parts, layer.after_attention, "state after attention")
+        parts = _feedforward(parts, reading.feedforward)
+        _check(layer, parts, layer.block_output, "state after the block")
+        lengths = parts.norm(dim=-1)
+        rows.append(lengths / lengths.sum(-1, keepdim=True))
+    return Contributions(
+        values=check_rows(torch.stack(rows), "decompx"),
+        axes=("layer", "hidden", "input"),
+        tokens=stack.tokens,
+        provenance=trace.provenance.by("decompx", attention=stack.name, origin=EMBEDDINGS, biases="absdot"),
+        layers=tuple(layer.index for layer in stack),
+    )
+
+
+def share_bias(parts: Tensor, bias: Tensor | None) -> Tensor:
+    """Add a bias (d) or (hidden, d) to vectors (hidden, input, d), shared out by |vector · bias|."""
+    if bias is None:
+        return parts
+    bias = bias.to(parts).expand(parts.shape[0], parts.shape[2])
+    weights = torch.einsum("iud,id->iu", parts, bias).abs()
+    total = weights.sum(-1, keepdim=True)
+    # Nothing points along the bias: it is shared out by the vectors' lengths.
+    weights = torch.where(total > 0, weights, parts.norm(dim=-1))
+    weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(parts.dtype).tiny)
+    return parts + weights[..., None] * bias[:, None]
+
+
+def _norm(parts: Tensor, norm: Norm | None) -> Tensor:
+    """Through a norm, with the scale of the whole state."""
+    if norm is None:
+        return parts
+    scale = norm.scale(parts.sum(1))[:, None]
+    return share_bias(norm.linear(parts) / scale, norm.bias)
+
+
+def _attention(parts: Tensor, layer: Layer, values: Linear, norm_in: Norm | None) -> Tensor:
+    attention = layer.attention.to(parts)
+    projection = layer.projection
+    heads, size = attention.shape[0], projection.weight.shape[1]
+    read = share_bias(_norm(parts, norm_in) @ values.weight.to(parts), values.bias)  # (key, input, kv head · d_v)
+    groups = read.shape[-1] // size
+    made = torch.zeros_like(parts)
+    for head in range(heads):
+        group = head // (heads // groups)
+        onward = read[..., group * size : (group + 1) * size] @ projection.weight[head].to(parts)
+        made += torch.tensordot(attention[head], onward, dims=1)
+    made = share_bias(made, projection.bias)
+    made = times(_norm(made, layer.branch_norm), layer.branch_scale)
+    return _norm(times(parts, layer.residual_scale) + made, layer.norm)
+
+
+def _feedforward(parts: Tensor, rest: FeedForward) -> Tensor:
+    """Position by position: only one position's hidden vectors exist at a time."""
+    read = _norm(parts, rest.norm_in)
+    whole = read.sum(1)
+    before = rest.first(whole)
+    active = rest.activation(before)
+    made = torch.empty_like(parts)
+    for i in range(parts.shape[0]):
+        linear = rest.first if rest.gate is None else rest.gate
+        inner = share_bias(read[i : i + 1] @ linear.weight.to(parts), linear.bias)
+        inner *= slope(active[i], before[i]) if rest.gate is None else active[i]
+        made[i] = share_bias(inner @ rest.second.weight.to(parts), rest.second.bias)[0]
+    made = times(_norm(made, rest.branch_norm), rest.branch_scale)
+    return _norm(times(parts, rest.residual_scale) + made, rest.norm)
+
+
+def slope(active: Tensor, before: Tensor) -> Tensor:
+    """θ = act(u)/u; 0 where u is 0 and nothing is carried."""
+    return torch.where(before == 0, 0.0, active / torch.where(before == 0, 1.0, before))
+
+
+def _check(layer: Layer, parts: Tensor, state: Tensor, name: str) -> None:
+    error = deviation(parts.sum(1), state)
+    tolerance = TOLERANCE.get(state.dtype, 1e-4)
+    if error > tolerance:
+        raise WiringError(
+            f"layer {layer.index}: the vectors add up to the {name} only to {error:.1e} ({tolerance:.0e} allowed)."
+        )

@@ -17,9 +17,7 @@ from torch import Tensor
 _UNITS = 1 << 29  # capacities are whole numbers to the solver: 1.0 is this many
 
 
-def flow(
-    capacities: Tensor, layers: Sequence[int] | None = None, progress: Callable[[], None] | None = None
-) -> Tensor:
+def flow(capacities: Tensor, layers: Sequence[int] | None = None, progress: Callable[[], None] | None = None) -> Tensor:
     """Maximum flow from every input to every token of each chosen layer's output.
 
     capacities: (layer, token, token), non-negative, [l, i, j] the width of the pipe from j below to i above.

@@ -197,13 +197,13 @@ def _single(trace: Trace, attention: str | None, name: str) -> Stack:
         )
     stack = trace.of(attention)
     if stack.name == "cross":
-        raise InputError("cross-attention is read together with its decoder: leave attention= out (alti, norms, rollout).")
+        raise InputError(
+            "cross-attention is read together with its decoder: leave attention= out (alti, norms, rollout)."
+        )
     return stack
 
 
-def _one(
-    trace: Trace, name: str, attention: str | None, matrix: Matrix, settings: Mapping[str, Any]
-) -> Contributions:
+def _one(trace: Trace, name: str, attention: str | None, matrix: Matrix, settings: Mapping[str, Any]) -> Contributions:
     stack = _single(trace, attention, name)
     found = [matrix(layer, False) for layer in stack]
     values = check_rows(torch.stack([m for m, _ in found]), name)
@@ -211,9 +211,7 @@ def _one(
     return _result(trace, name, stack, values, {"origin": LAYER, **settings}, degenerate=degenerate)
 
 
-def _any(
-    trace: Trace, name: str, attention: str | None, matrix: Matrix, settings: Mapping[str, Any]
-) -> Contributions:
+def _any(trace: Trace, name: str, attention: str | None, matrix: Matrix, settings: Mapping[str, Any]) -> Contributions:
     """One stack, or an encoder and its decoder together."""
     if attention is not None or len(trace.stacks) == 1:
         return _one(trace, name, attention, matrix, settings)

@@ -26,7 +26,9 @@ DISTANCES = (("1st", 1, 1), ("2nd", 2, 2), ("3rd", 3, 3), ("4–5th", 4, 5), ("6
 def _matrices(result: Result) -> Iterator[tuple[dict[str, int], Tensor]]:
     """Each (hidden, input) matrix in float64, with the layer and head it belongs to."""
     if result.axes[-2:] not in (("hidden", "input"), ("query", "key")):
-        raise InputError(f"a summary needs rows of hidden tokens and columns of inputs; this result has axes {result.axes}.")
+        raise InputError(
+            f"a summary needs rows of hidden tokens and columns of inputs; this result has axes {result.axes}."
+        )
     leading = result.axes[:-2]
     values = result.values.detach().to(torch.float64).cpu()
     sizes = values.shape[:-2]
@@ -69,7 +71,14 @@ def own_share(result: Result) -> pd.DataFrame:
         q25, median, q75 = torch.quantile(own, torch.tensor([0.25, 0.5, 0.75], dtype=own.dtype)).tolist()
         beaten = (matrix.max(-1).values > own).to(torch.float64).mean()
         rows.append(
-            {**names, "median": median, "q25": q25, "q75": q75, "mean": float(own.mean()), "not_largest": 100 * float(beaten)}
+            {
+                **names,
+                "median": median,
+                "q25": q25,
+                "q75": q75,
+                "mean": float(own.mean()),
+                "not_largest": 100 * float(beaten),
+            }
         )
     return _frame(rows)
 
@@ -136,7 +145,9 @@ def dominance(result: Result) -> pd.DataFrame:
         largest = matrix.max(-1).values
         q25, median, q75 = torch.quantile(largest, torch.tensor([0.25, 0.5, 0.75], dtype=largest.dtype)).tolist()
         above = 100 * float((largest > 0.5).to(torch.float64).mean())
-        rows.append({**names, "mean": float(largest.mean()), "q25": q25, "median": median, "q75": q75, "above_half": above})
+        rows.append(
+            {**names, "mean": float(largest.mean()), "q25": q25, "median": median, "q75": q75, "above_half": above}
+        )
     return _frame(rows)
 
 

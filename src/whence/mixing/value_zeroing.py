@@ -22,12 +22,16 @@ from whence.reading.proof import Site
 from whence.reading.replay import block_handles, repeated, replay
 from whence.reading.run import prove_model
 from whence.reading.tap import Edit
-from whence.reading.tape import deviation
 from whence.reading.trace import Trace
 
 
 def value_zeroing(
-    trace: Trace, *, attention: str | None = None, model: Any = None, memory: str | float = "2GB", progress: bool = False
+    trace: Trace,
+    *,
+    attention: str | None = None,
+    model: Any = None,
+    memory: str | float = "2GB",
+    progress: bool = False,
 ) -> Contributions:
     """[layer, hidden, input of that layer]: 1 − cos of the block's output with and without each key's value.
 
@@ -40,7 +44,9 @@ def value_zeroing(
         )
     stack = trace.of(attention)
     if stack.name == "cross":
-        raise InputError("value-zeroing of cross-attention is not defined here: choose attention='encoder' or 'decoder'.")
+        raise InputError(
+            "value-zeroing of cross-attention is not defined here: choose attention='encoder' or 'decoder'."
+        )
     chosen = trace.with_model(model)
     proof = prove_model(chosen, Prepared(dict(trace.inputs), trace.tokens))
     wanted = {layer.index for layer in stack}
@@ -52,7 +58,9 @@ def value_zeroing(
             scores[:, :, first : first + size] = _without(trace, chosen, proof, sites, first, size)
             for _ in range(size):
                 step()
-    scores = scores.to(stack.layers[0].attention.dtype if stack.layers[0].attention.dtype == torch.float64 else torch.float32)
+    scores = scores.to(
+        stack.layers[0].attention.dtype if stack.layers[0].attention.dtype == torch.float64 else torch.float32
+    )
     rows, degenerate = zip(*(normalise_rows(layer.clamp(min=0)) for layer in scores), strict=True)
     return Contributions(
         values=check_rows(torch.stack(rows), "value-zeroing"),
@@ -88,10 +96,10 @@ def _without(trace: Trace, model: Any, proof: Any, sites: list[Site], first: int
         changes[handle] = function if before is None else lambda t: function(before(t))
 
     for site in sites:
-        start, end = block_handles(site)
+        end = block_handles(site)[1]
         chain(end, lambda t, at=site.layer: outputs.setdefault(at, t))
     for site in sites:
-        start, _ = block_handles(site)
+        start = block_handles(site)[0]
         chain(start, lambda t, at=site.layer: layers[at].block_input.to(t).expand_as(t))
     edits = {site.number: [Edit(zero=zero)] for site in sites}
     replay(model, proof, repeated(trace.inputs, size), size, changes, edits=edits)
@@ -102,8 +110,8 @@ def _without(trace: Trace, model: Any, proof: Any, sites: list[Site], first: int
             raise WiringError(
                 f"layer {site.layer}: {size} copies gave states of shape {tuple(changed.shape)}, not {(size, *plain.shape)}."
             )
-        out.append(1 - torch.nn.functional.cosine_similarity(changed, plain[None], dim=-1).T)
+        change = 1 - torch.nn.functional.cosine_similarity(changed, plain[None], dim=-1).T
+        seen = layers[site.layer].visible_mask
+        seen = seen.any(0) if seen.dim() == 3 else seen  # what no head sees changes nothing, exactly
+        out.append(change * seen[:, first : first + size].to(change))
     return torch.stack(out)
-
-
-__all__ = ["deviation", "value_zeroing"]

@@ -1,1 +1,10 @@
-"""A model whose attention means something: the identifiable transformer, trained and converted."""
+"""A model whose attention means something: the identifiable transformer, trained and converted.
+
+Importing this package makes the architecture "identifiable" known to transformers' Auto classes; `whence.load` does
+so by itself where a folder asks for it.
+"""
+
+from whence.models.configuration_identifiable import IdentifiableConfig
+from whence.models.modeling_identifiable import IdentifiableForSequenceClassification, IdentifiableModel
+
+__all__ = ["IdentifiableConfig", "IdentifiableForSequenceClassification", "IdentifiableModel"]

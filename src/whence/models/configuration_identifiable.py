@@ -1,5 +1,8 @@
 """The configuration of the identifiable transformer."""
 
+# torch and transformers leave these functions without types.
+# mypy: disallow-untyped-calls=False
+
 from __future__ import annotations
 
 from typing import Any
@@ -85,7 +88,8 @@ class IdentifiableConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
         shared = self.hidden_size // self.num_attention_heads
         if self.hidden_size % self.num_attention_heads and (self.value_size is None and self.heads == "concat"):
             raise InputError(
-                f"hidden_size={self.hidden_size} does not divide into {self.num_attention_heads} heads: choose sizes that "
+                f"hidden_size={self.hidden_size} does not divide into {self.num_attention_heads} heads: choose "
+                "sizes that "
                 "do, or give key_size and value_size."
             )
         if self.value_size is None:
@@ -102,7 +106,8 @@ class IdentifiableConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
         given = self.position_embedding_type
         if given in _ROTARY:
             why = (
-                f"keys={self.keys!r} needs every key to be the same linear map of its value, and a rotation by position "
+                f"keys={self.keys!r} needs every key to be the same linear map of its value, and a rotation by "
+                "position "
                 "makes that map differ from position to position: attention would no longer be unique. "
                 if self.keys != "free"
                 else "this model has no rotary positions. "

@@ -9,14 +9,18 @@ Read from top to bottom. Shapes: b batch, n tokens, d hidden_size, h heads, k ke
     K = x W_K + b_K  |  V M  |  V                           keys="free" | "tied" | "shared"
 
 Why tied keys: if a and x are two softmax rows over the same keys with the same output, δ = x − a is orthogonal to
-V and to 1, hence to K = V M; but log x − log a lies in the span of K and 1, so KL(x‖a) + KL(a‖x) = δᵀ(log x − log a) = 0.
+V and to 1, hence to K = V M; but log x − log a lies in the span of K and 1, so
+KL(x‖a) + KL(a‖x) = δᵀ(log x − log a) = 0.
 Bhardwaj et al., ACL 2021, for the model; the tied key goes further, at every length.
 """
+
+# torch and transformers leave these functions without types.
+# mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -105,10 +109,11 @@ class IdentifiableAttention(nn.Module):
 
     def split(self, x: Tensor, size: int) -> Tensor:
         """(b, n, h · size) → (b, h, n, size)"""
-        return x.unflatten(-1, (-1, size)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (-1, size)).transpose(1, 2)
+        return heads
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Any]:
-        h, k, v = self.sizes
+        _h, k, v = self.sizes
         value = self.split(self.value(hidden_states), v)
         if self.config.attention == "uniform":  # equal scores: softmax then shares equally among the visible keys
             key = query = value.new_zeros(*value.shape[:-1], k)
@@ -172,8 +177,8 @@ class IdentifiablePreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     _supports_sdpa = True
     _supports_attention_backend = True
-    _no_split_modules: ClassVar[list[str]] = ["IdentifiableLayer"]
-    _can_record_outputs: ClassVar[dict[str, Any]] = {
+    _no_split_modules = ["IdentifiableLayer"]  # noqa: RUF012 (transformers declares it so)
+    _can_record_outputs = {  # noqa: RUF012
         "hidden_states": IdentifiableLayer,
         "attentions": IdentifiableAttention,
     }
@@ -211,6 +216,7 @@ class IdentifiableModel(IdentifiablePreTrainedModel):
         return self.embeddings.word_embeddings
 
     def set_input_embeddings(self, value: nn.Module) -> None:
+        assert isinstance(value, nn.Embedding)
         self.embeddings.word_embeddings = value
 
     @capture_outputs
@@ -237,11 +243,11 @@ class IdentifiableForSequenceClassification(IdentifiablePreTrainedModel):
 
     def __init__(self, config: IdentifiableConfig) -> None:
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels = int(config.num_labels or 2)
         self.model = IdentifiableModel(config)
         rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         self.dropout = nn.Dropout(rate)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
     @can_return_tuple
@@ -271,7 +277,7 @@ class IdentifiableForSequenceClassification(IdentifiablePreTrainedModel):
             real = real.to(states)[..., None]
             pooled = (states * real).sum(1) / real.sum(1)
         logits = self.classifier(self.dropout(pooled))
-        loss = None if labels is None else nn.functional.cross_entropy(logits, labels.view(-1))
+        loss: Any = None if labels is None else nn.functional.cross_entropy(logits, labels.view(-1))
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

@@ -3,6 +3,9 @@
 Computed from the weights: ranks are measured (float64 singular values, relative tolerance), not assumed.
 """
 
+# torch and transformers leave these functions without types.
+# mypy: disallow-untyped-calls=False
+
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
@@ -28,7 +31,7 @@ class LayerFacts:
     layer: int
     key_size: int
     value_size: int
-    value_to_output_rank: int  # rank of W_V,h · W_h (d × d): what can pass from a token through head h
+    value_to_output_rank: int  # rank of L · W_V,h · W_h (d × d), L the norm's linear part: what can pass through head h
     head_output_rank: int  # rank of W_h (d_v × d): full row rank = d_v
     tied_residual: float | None  # ‖K outside span[T, 1]‖ / ‖K‖ as maps of the input; None: keys are free
     output_rank: int  # rank of the whole output projection, (head · d_v × d) or, added heads, (d_v × d)
@@ -69,24 +72,35 @@ class Statement:
         """The statement, a sentence at a time."""
         if self.attention == "uniform":
             return [
-                "Attention is uniform by construction: every visible key gets the weight 1/n, so there is nothing to identify. "
-                "This model is the control."
+                (
+                    "Attention is uniform by construction: every visible key gets the weight 1/n, so there is nothing "
+                    "to identify. "
+                    "This model is the control."
+                )
             ]
         first = self.layers[0]
         worst = min(f.value_to_output_rank for f in self.layers)
         out = [
-            f"{len(self.layers)} layer{'s' * (len(self.layers) > 1)} of {self.heads} heads ({self.arrangement}), key size "
-            f"{first.key_size}, value size {first.value_size}; measured value-to-output rank per head {worst}.",
-            f"Given a head's own output, and whatever produced the weights, each row is unique up to {self.simplex_from_head} "
-            f"tokens (n ≤ rank + 1, generic inputs) and not beyond.",
+            (
+                f"{len(self.layers)} layer{'s' * (len(self.layers) > 1)} of {self.heads} heads ({self.arrangement}), "
+                "key size "
+                f"{first.key_size}, value size {first.value_size}; measured value-to-output rank per head {worst}."
+            ),
+            (
+                "Given a head's own output, and whatever produced the weights, each row is unique up to "
+                f"{self.simplex_from_head} "
+                f"tokens (n ≤ rank + 1, generic inputs) and not beyond."
+            ),
         ]
         if self.keys == "free":
             out.append(f"Among rows that softmax can produce from its keys: {self.local}")
         elif self.from_head == EVERY:
             residual = max(f.tied_residual or 0.0 for f in self.layers)
             out.append(
-                f"Among rows that softmax can produce from its keys each row is unique at every length: keys are a linear "
-                f"map of values (K = V{'·M' if self.keys == 'tied' else ''}, measured residual outside span[T, 1] {residual:.0e}), "
+                "Among rows that softmax can produce from its keys each row is unique at every length: keys are a "
+                "linear "
+                f"map of values (K = V{'·M' if self.keys == 'tied' else ''}, measured residual outside span[T, 1] "
+                f"{residual:.0e}), "
                 "so two rows with the same output have the same logarithm up to a constant (Theorem 1)."
             )
         else:
@@ -97,20 +111,26 @@ class Statement:
         worst_condition = max(f.output_condition for f in self.layers)
         if self.from_block == EVERY:
             out.append(
-                "Given only the attention block's output (before residual and norm) the same holds: the output projection "
-                f"has full row rank ({first.output_rank} of {first.output_rows}), so the block output determines every head "
+                "Given only the attention block's output (before residual and norm) the same holds: the output "
+                "projection "
+                f"has full row rank ({first.output_rank} of {first.output_rows}), so the block output determines "
+                "every head "
                 f"output; its condition number is {worst_condition:.3g}, by which recovery amplifies noise."
             )
         else:
             out.append(
-                f"Given only the attention block's output (before residual and norm) the rows of all heads together are "
+                "Given only the attention block's output (before residual and norm) the rows of all heads together "
+                "are "
                 f"unique up to {self.from_block} tokens; beyond, other rows give the same block output "
                 f"(condition number of the output projection {worst_condition:.3g})."
             )
         if self.norm == "post":
             out.append("After the post-norm one direction per row is lost (the mean and the scale are divided out).")
         if self.positions == "bias":
-            out.append("Position biases are added to the scores and do not depend on the query vector, so they change nothing here.")
+            out.append(
+                "Position biases are added to the scores and do not depend on the query vector, so they change "
+                "nothing here."
+            )
         out.append(f"The model reads up to {self.max_length} tokens. Condition: {self.condition}")
         return out
 
@@ -119,7 +139,7 @@ def statement(model: Any) -> Statement:
     """The statement of an `IdentifiableModel` or `IdentifiableForSequenceClassification`."""
     config = model.config
     encoder = getattr(model, "model", model)
-    facts = tuple(_facts(i, layer.attention) for i, layer in enumerate(encoder.layers))
+    facts = tuple(_facts(i, layer.attention, _norm_before(encoder, i)) for i, layer in enumerate(encoder.layers))
     heads = config.num_attention_heads
     return state(
         facts,
@@ -130,7 +150,6 @@ def statement(model: Any) -> Statement:
         positions=config.position_embedding_type,
         norm=config.norm,
         max_length=config.max_position_embeddings,
-        width=config.hidden_size,
     )
 
 
@@ -144,7 +163,6 @@ def state(
     positions: str,
     norm: str,
     max_length: int,
-    width: int,
 ) -> Statement:
     """The conclusions from the measured facts (METHODS of the theorem: `modeling_identifiable`)."""
     simplex = min(f.value_to_output_rank for f in facts) + 1
@@ -159,7 +177,8 @@ def state(
     d_k, d_v = facts[0].key_size, facts[0].value_size
     if d_k < d_v:
         local = (
-            f"key size {d_k} < value size {d_v}, so a row has no alternatives in its neighbourhood at any length (generic); "
+            f"key size {d_k} < value size {d_v}, so a row has no alternatives in its neighbourhood at any length "
+            "(generic); "
             "far from it none has been found, which is no proof."
         )
     elif d_k == d_v:
@@ -168,22 +187,48 @@ def state(
             f"{simplex} tokens others are found far from it in most rows of such models."
         )
     else:
-        local = f"key size {d_k} > value size {d_v}: beyond {simplex} tokens every row has a whole family of alternatives."
+        local = (
+            f"key size {d_k} > value size {d_v}: beyond {simplex} tokens every row has a whole family of alternatives."
+        )
     condition = (
         "evaluation mode (no dropout), masked tokens left out."
         if tied
-        else "inputs in general position (repeated tokens without positions lower the rank), evaluation mode, masked tokens left out."
+        else "inputs in general position (repeated tokens without positions lower the rank), evaluation mode, masked "
+        "tokens left out."
     )
     return Statement(
-        heads, arrangement, keys, attention, positions, norm, max_length, simplex, from_head, from_block, local, facts, condition
+        heads,
+        arrangement,
+        keys,
+        attention,
+        positions,
+        norm,
+        max_length,
+        simplex,
+        from_head,
+        from_block,
+        local,
+        facts,
+        condition,
     )
 
 
-def _facts(number: int, attention: Any) -> LayerFacts:
+def _norm_before(encoder: Any, number: int) -> Any:
+    """The LayerNorm whose output layer `number`'s attention reads."""
+    if encoder.config.norm == "pre":
+        return encoder.layers[number].attention_norm
+    return encoder.layers[number - 1].output_norm if number else encoder.embeddings.LayerNorm
+
+
+def _facts(number: int, attention: Any, norm: Any) -> LayerFacts:
     heads, k, v = attention.sizes
     out = attention.output.weight.detach().double().T  # (h·v, d) or (v, d)
     slices = out.expand(heads, -1, -1) if attention.config.heads == "add" else out.unflatten(0, (heads, v))
     value = attention.value.weight.detach().double().unflatten(0, (heads, v)).mT  # (h, d, v)
+    # A LayerNorm's output before gain and bias sums to 0, so inputs fill d − 1 dimensions and not d: with d_v = d the
+    # values of n tokens have rank([T, 1]) ≤ d, and a row is unique up to d tokens, one less than d_v + 1.
+    value = norm.weight.detach().double()[:, None] * value
+    value = value - value.mean(-2, keepdim=True)
     mixing: Tensor | None = None
     if attention.config.attention == "softmax" and attention.config.keys != "free":
         tied = attention.config.keys == "tied"
@@ -203,7 +248,9 @@ def facts_of(
         residual = float((torch.linalg.matrix_norm(value @ outside) / through).max())
     singular = torch.linalg.svdvals(output)
     rows = output.shape[0]
-    condition = float(singular[0] / singular[-1]) if rows <= output.shape[1] and float(singular[-1]) > 0 else float("inf")
+    condition = (
+        float(singular[0] / singular[-1]) if rows <= output.shape[1] and float(singular[-1]) > 0 else float("inf")
+    )
     return LayerFacts(
         layer=number,
         key_size=key_size,
@@ -220,12 +267,14 @@ def facts_of(
 def rank(matrix: Tensor) -> Tensor:
     """Numerical rank of float32 weights held in float64: singular values above ROUNDING · σ_max."""
     singular = torch.linalg.svdvals(matrix)
-    return (singular > singular[..., :1] * ROUNDING).sum(-1)
+    count: Tensor = (singular > singular[..., :1] * ROUNDING).sum(-1)
+    return count
 
 
 def _projector(slices: Tensor) -> Tensor:
     """The orthogonal projector on the column space of each W_h: (head, d_v, d) → (head, d_v, d_v)."""
     left, singular, _ = torch.linalg.svd(slices, full_matrices=False)
     keep = singular > singular[..., :1] * ROUNDING
-    basis = left * keep[..., None, :]
-    return basis @ basis.mT
+    basis: Tensor = left * keep[..., None, :]
+    projector: Tensor = basis @ basis.mT
+    return projector

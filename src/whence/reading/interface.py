@@ -95,7 +95,8 @@ def attention(
         weights=weights,
         output=output.transpose(1, 2) if output.dim() == 4 else output,
         visible=visibility(attention_mask if isinstance(attention_mask, Tensor) else None, weights.shape[-1]),
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        # A soft cap bends the scores, so that they are no longer scale · query · key: no factor is claimed.
+        scale=None if kwargs.get("softcap") is not None else query.shape[-1] ** -0.5 if scale is None else scale,
         bias=bias if isinstance(bias, Tensor) else None,
         node=output,
     )

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from whence.errors import WiringError
@@ -18,7 +17,7 @@ from whence.loading import Model
 from whence.reading.attach import accepted, attached
 from whence.reading.proof import Proof, Site
 from whence.reading.run import on_device
-from whence.reading.tap import Call, Edit, Tap
+from whence.reading.tap import Edit, Tap
 from whence.reading.tape import follow
 from whence.reading.wiring import Handle
 
@@ -29,7 +28,9 @@ def block_handles(site: Site) -> tuple[Handle, Handle]:
     """Where a block's input and output are seen; refused where they are not."""
     wiring = site.wiring
     if wiring is None or site.reason_c is not None or wiring.residual is None:
-        raise WiringError(f"{site.stack} layer {site.layer}: its wiring is not proved ({site.reason_b or site.reason_c}).")
+        raise WiringError(
+            f"{site.stack} layer {site.layer}: its wiring is not proved ({site.reason_b or site.reason_c})."
+        )
     if site.block_output is None:
         raise WiringError(f"{site.stack} layer {site.layer}: no module shows the state after the block.")
     return wiring.residual, site.block_output
@@ -114,6 +115,3 @@ def replay(
 def repeated(inputs: Mapping[str, Tensor], times: int) -> dict[str, Tensor]:
     """The same sequence `times` times in a batch."""
     return {name: t.expand(times, *t.shape[1:]) if t.shape[0] == 1 else t for name, t in inputs.items()}
-
-
-__all__ = ["Call", "block_handles", "repeated", "replay", "torch", "touching"]

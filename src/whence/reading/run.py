@@ -232,7 +232,7 @@ def _cut(
     for site, call in zip(proof.sites, outcome.calls, strict=True):
         n_query = real(_length(call, outcome, site, row, query=True), two and site.stack in ("decoder", "cross"))
         n_key = real(_length(call, outcome, site, row, query=False), two and site.stack == "decoder")
-        layers.setdefault(site.stack, []).append(_layer(site, call, outcome, row, n_query, n_key, wanted))
+        layers.setdefault(site.stack, []).append(_layer(site, call, outcome, row, n_query, n_key, wanted, proof.tolerance))
         sizes.setdefault(site.stack, set()).add((n_query, n_key))
     for name, found in layers.items():
         n_query, n_key = next(iter(sizes[name])) if len(sizes[name]) == 1 else (-1, -1)
@@ -281,7 +281,10 @@ def _length(call: Call, outcome: Outcome, site: Site, row: int, *, query: bool) 
     tensor = call.query if query else call.key
     if tensor is not None:
         return tensor.shape[2]
-    ids = outcome.batch.get("decoder_input_ids" if query and site.stack != "encoder" else "input_ids")
+    # A decoder's own tokens, but for the keys of cross-attention; a decoder without an encoder reads the input itself.
+    own = site.stack == "decoder" or (site.stack == "cross" and query)
+    ids = outcome.batch.get("decoder_input_ids") if own else None
+    ids = outcome.batch.get("input_ids") if ids is None else ids
     return -1 if ids is None else ids.shape[1]
 
 
@@ -297,7 +300,14 @@ def _labels(model: Model, prepared: Prepared, target: bool, n: int) -> Tokens:
 
 
 def _layer(
-    site: Site, call: Call, outcome: Outcome, row: int, n_query: int, n_key: int, wanted: frozenset[str]
+    site: Site,
+    call: Call,
+    outcome: Outcome,
+    row: int,
+    n_query: int,
+    n_key: int,
+    wanted: frozenset[str],
+    tolerance: float,
 ) -> Layer:
     def head(tensor: Tensor | None, n: int, name: str) -> Tensor | None:
         return tensor[row, :, :n] if name in wanted and tensor is not None and tensor.dim() == 4 else None
@@ -324,7 +334,7 @@ def _layer(
     if bias is not None:
         bias = bias[min(row, bias.shape[0] - 1)][..., :n_query, :n_key]
     wiring = site.wiring if site.reason_c is None else None
-    keys_proved = site.keys_error is not None and site.keys_error <= 1e-3
+    keys_proved = site.keys_error is not None and site.keys_error <= tolerance
     return Layer(
         index=site.layer,
         heads=tuple(range(site.heads)),

@@ -290,12 +290,14 @@ def find_wiring(tape: Tape, projected: Node, upstream: set[int], tolerance: floa
     if others:
         kind = PARALLEL
     else:
+        kind = PRE if found.norm is None else SANDWICH
         after = _sole_norm(tape, total, found.add, uses, tolerance)
-        if after is not None:
+        if after is not None and _carried_on(tape, after[1]):
             norm, state = after
             kind = POST
-        elif found.norm is not None:
-            kind = SANDWICH
+        elif after is None and not _carried_on(tape, total):
+            names = ", ".join(dict.fromkeys(op.name for op, _ in uses)) or "nothing"
+            raise Unread(f"residual + attention goes into {names}, and on to no later residual: no wiring that is known")
     wiring = Wiring(
         kind=kind,
         residual=find_handle(tape, found.residual),
@@ -448,6 +450,19 @@ def _sole_norm(
     if all(op.index in inside for op, _ in uses):
         return read
     return None
+
+
+def _carried_on(tape: Tape, node: Node) -> bool:
+    """Whether a state goes on as a residual: into an add, plainly or times a constant.
+
+    A norm whose output does not is a final norm after a last block without feed-forward, not a post-norm.
+    """
+    for op, used in consumers(closure(tape, node)):
+        if op.name in _ADD:
+            return True
+        if op.name in _MUL | _DIV and _factor(op, used) is not None:
+            return True
+    return False
 
 
 def _producing_region(tape: Tape, out: Node, source: Node) -> set[int]:

@@ -38,13 +38,13 @@ def moments(states: Tensor, embeddings: Tensor) -> Moments:
     """Means, spreads and (cross-)covariances of paired rows, (N, d) and (N, d_x), in blocks of rows."""
     n, d = states.shape
     mean, target_mean = states.new_zeros(d).double(), embeddings.new_zeros(embeddings.shape[1]).double()
-    for x, y in zip(states.split(ROWS), embeddings.split(ROWS), strict=True):
+    for x, y in zip(torch.split(states, ROWS), torch.split(embeddings, ROWS), strict=True):
         mean += x.double().sum(0) / n
         target_mean += y.double().sum(0) / n
     covariance = states.new_zeros(d, d).double()
     cross = states.new_zeros(d, embeddings.shape[1]).double()
     spread_y = 0.0
-    for x, y in zip(states.split(ROWS), embeddings.split(ROWS), strict=True):
+    for x, y in zip(torch.split(states, ROWS), torch.split(embeddings, ROWS), strict=True):
         x, y = x.double() - mean, y.double() - target_mean
         covariance.addmm_(x.T, x, alpha=1 / n)
         cross.addmm_(x.T, y, alpha=1 / n)

@@ -58,9 +58,9 @@ def corpus(model: Model, texts: Any, *, truncate: bool = False) -> Corpus:
             chosen.append((len(ids), sequence))
     if len(chosen) < FEWEST:
         raise InputError(
-            f"{len(chosen)} different text{'s' * (len(chosen) != 1)} of two or more tokens ({_said(left_out)}) cannot be "
-            f"split into training, validation and test: at least {FEWEST} are needed, some hundreds for rates that mean "
-            "something."
+            f"{len(chosen)} different text{'s' * (len(chosen) != 1)} of two or more tokens ({_said(left_out)}) cannot "
+            f"be split into training, validation and test: at least {FEWEST} are needed, some hundreds for rates that "
+            "mean something."
         )
     chosen.sort(key=lambda pair: pair[0])
     return Corpus(tuple(s for _, s in chosen), tuple(n for n, _ in chosen), left_out)
@@ -70,7 +70,7 @@ def _sequences(texts: Any) -> Iterable[tuple[str, ...]]:
     """Each text as a tuple: (text,) or (text, text_pair)."""
     if isinstance(texts, (str, os.PathLike)):
         raise InputError(
-            f"texts={str(texts)!r:.80} is one string: give a list of texts, or read a file with whence.read_texts(path)."
+            f"texts={str(texts)!r:.80} is one string: give a list of texts, or read a file: whence.read_texts(path)."
         )
     texts = getattr(texts, "sequences", texts)
     if not isinstance(texts, Iterable):
@@ -101,8 +101,8 @@ def _tokenised(model: Model, found: list[tuple[str, ...]], truncate: bool) -> li
         first = found[long[0]][0]
         raise InputError(
             f"{len(long)} of {len(found)} texts are longer than the {limit} tokens {model.name} has positions for, the "
-            f"first is {first!r:.60} ({len(rows[long[0]][0])} tokens). Shorten them, or pass truncate=True (--truncate) to "
-            "use their first part."
+            f"first is {first!r:.60} ({len(rows[long[0]][0])} tokens). Shorten them, or pass truncate=True "
+            "(--truncate) to use their first part."
         )
     return rows
 

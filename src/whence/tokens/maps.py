@@ -15,7 +15,7 @@ def part_of(states: Tensor, part: str) -> Tensor:
     """The whole state e, its direction e/‖e‖, or its norm ‖e‖ alone: (N, d) → (N, d), (N, d) or (N, 1)."""
     if part == "whole":
         return states
-    norm = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
     return norm if part == "norm" else states / norm.clamp_min(torch.finfo(states.dtype).tiny)
 
 

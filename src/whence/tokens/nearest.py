@@ -24,7 +24,8 @@ def distances(found: Tensor, wanted: Tensor, distance: str) -> Tensor:
     """
     if distance == "cosine":
         return 1 - torch.nn.functional.cosine_similarity(found, wanted, dim=-1)
-    return torch.linalg.vector_norm(found - wanted, dim=-1)
+    apart: Tensor = torch.linalg.vector_norm(found - wanted, dim=-1)
+    return apart
 
 
 def scores(found: Tensor, candidates: Tensor, distance: str) -> Tensor:
@@ -34,7 +35,8 @@ def scores(found: Tensor, candidates: Tensor, distance: str) -> Tensor:
         candidates = candidates / lengths.clamp_min(torch.finfo(candidates.dtype).tiny)
         return found @ candidates.mT  # the length of `found` does not change the order
     if distance == "norm":
-        a, b = (torch.linalg.vector_norm(t, dim=-1) for t in (found, candidates))
+        a: Tensor = torch.linalg.vector_norm(found, dim=-1)
+        b: Tensor = torch.linalg.vector_norm(candidates, dim=-1)
         return -(a[..., :, None] - b[..., None, :]).abs()
     # −‖f − c‖² without ‖f‖², which is the same for every candidate.
     return 2 * found @ candidates.mT - candidates.square().sum(-1)[..., None, :]
@@ -102,7 +104,7 @@ def equal_in_sequence(embeddings: Tensor, lengths: Sequence[int]) -> Tensor:
 def nearest_in_vocabulary(found: Tensor, table: Tensor, distance: str) -> Tensor:
     """Row of the nearest of all embeddings, for every token: (N, d), (V, d) → (N,)."""
     step = max(1, BLOCK // len(table))
-    return torch.cat([scores(part, table, distance).argmax(-1) for part in found.split(step)])
+    return torch.cat([scores(part, table, distance).argmax(-1) for part in torch.split(found, step)])
 
 
 def equal_in_vocabulary(table: Tensor) -> Tensor:

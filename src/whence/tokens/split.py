@@ -67,14 +67,14 @@ def split(sequences: Sequence[Sequence[str]], *, seed: int = 0, shares: Sequence
     _check_shares(shares)
     if len(sequences) < FEWEST:
         raise InputError(
-            f"{len(sequences)} different text{'s' * (len(sequences) != 1)} cannot be split into training, validation and "
-            f"test: at least {FEWEST} are needed, and some hundreds for rates that mean something."
+            f"{len(sequences)} different text{'s' * (len(sequences) != 1)} cannot be split into training, validation "
+            f"and test: at least {FEWEST} are needed, and some hundreds for rates that mean something."
         )
     found = groups(sequences)
     if len(found) < FEWEST:
         raise InputError(
             f"the {len(sequences)} texts share sentences and form only {len(found)} independent group"
-            f"{'s' * (len(found) != 1)}; training, validation and test need at least {FEWEST}. Give more different texts."
+            f"{'s' * (len(found) != 1)}; training, validation and test need at least {FEWEST}. Give more texts."
         )
     order = np.random.default_rng(seed).permutation(len(found))
     wanted = {side: max(1, round(share * len(sequences))) for side, share in zip(SIDES, shares, strict=True)}

@@ -90,8 +90,8 @@ class Store:
                 rows.clear()
         except OSError as problem:
             raise UnavailableError(
-                f"the hidden states could not be written to disk ({problem.strerror}) after {self._rows:,} tokens. Give a "
-                "folder= with more room, a larger memory=, fewer layers= or fewer texts."
+                f"the hidden states could not be written to disk ({problem.strerror}) after {self._rows:,} tokens. "
+                "Give a folder= with more room, a larger memory=, fewer layers= or fewer texts."
             ) from problem
         self._bytes = 0
 

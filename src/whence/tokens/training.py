@@ -9,16 +9,18 @@ counted in units of the embeddings' spread, which makes one learning rate fit ev
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.tokens.closed_form import Moments
+from whence.tokens.closed_form import ROWS, Moments
 from whence.tokens.maps import Affine, Perceptron
 from whence.tokens.nearest import distances
 
+SLOWER = 0.3  # the learning rate is multiplied by this when the validation loss no longer falls
 WORSE = 1.1  # a map whose training loss is this many times that of always answering the mean has diverged
 
 
@@ -26,13 +28,13 @@ WORSE = 1.1  # a map whose training loss is this many times that of always answe
 class Training:
     """How maps are trained (Adam)."""
 
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     batch: int = 512  # tokens
-    epochs: int = 30  # at most
-    patience: int = 3  # epochs without a better validation loss before it stops
+    epochs: int = 20  # at most
+    patience: int = 3  # epochs without a better validation loss, each with smaller steps, before it stops
     gain: float = 1e-3  # a validation loss is better when it is smaller by this share
     hidden: int | None = None  # width of the perceptron's hidden layer; None: that of the model
-    penalties: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of the ridge; the validation chooses
+    penalties: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the ridge; the validation chooses
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "batch", "epochs", "patience"):
@@ -57,7 +59,7 @@ class Trained:
 def mean_distance(g: Affine | Perceptron, states: Tensor, embeddings: Tensor, distance: str) -> float:
     """mean_i δ(g(e_i), x_i), in blocks of rows."""
     total = 0.0
-    for x, y in zip(states.split(8192), embeddings.split(8192), strict=True):
+    for x, y in zip(torch.split(states, ROWS), torch.split(embeddings, ROWS), strict=True):
         total += float(distances(g(x), y, distance).double().sum())
     return total / len(states)
 
@@ -77,80 +79,91 @@ def train(
     The best map by validation loss is kept, the start included. Divergence (a loss that is not finite, or a training
     loss above that of always answering the mean) is reported instead of a map.
     """
-    states, embeddings = pairs
     generator = torch.Generator().manual_seed(seed)
     unit = found.target_spread or 1.0
     middle = found.target_mean.float()
-    width = settings.hidden or embeddings.shape[1]
-    d = states.shape[1]
+    k, d = len(middle), pairs[0].shape[1]
+    order = torch.randperm(len(pairs[0]), generator=generator)
+    # Standardised and shuffled once: an epoch then reads slices, from a random place on.
+    fit = _ready(pairs[0][order], pairs[1][order], start, middle, unit, distance)
+    held = _ready(held_out[0], held_out[1], start, middle, unit, distance)
     # The linear part and the way into the hidden layer are one matrix, so that one product serves both.
-    weight = start.weight / unit
-    bias = torch.zeros_like(middle)
-    out = torch.zeros(0, len(middle))
+    weight, bias, out = start.weight / unit, (start.bias - middle) / unit, None
     if kind == "mlp":
+        width = settings.hidden or k
         into = torch.randn(d, width, generator=generator) / math.sqrt(d)
         weight, bias = torch.cat([weight, into], 1), torch.cat([bias, torch.zeros(width)])
-        out = torch.zeros(width, len(middle))
-    weights = [weight.requires_grad_(), bias.requires_grad_()] + ([out.requires_grad_()] if kind == "mlp" else [])
+        out = torch.zeros(width, k).requires_grad_()
+    weights = [weight.requires_grad_(), bias.requires_grad_(), *([] if out is None else [out])]
     optimiser = torch.optim.Adam(weights, lr=settings.learning_rate, fused=True)
-    k = len(middle)
-
-    def standard(x: Tensor) -> Tensor:
-        return (x - start.mean) / start.spread
 
     def loss_of(z: Tensor, y: Tensor) -> Tensor:
         both = torch.addmm(bias, z, weight)
-        guess = both[:, :k]
-        if kind == "mlp":
-            guess = guess + torch.nn.functional.gelu(both[:, k:]) @ out
-        if distance == "cosine":
-            return distances(guess * unit + middle, y, distance).mean()
-        return distances(guess, (y - middle) / unit, distance).mean()
-
-    def current() -> Affine | Perceptron:
-        w, b = weight.detach().clone(), bias.detach().clone()
-        linear = Affine(start.mean, start.spread, (w[:, :k] * unit).contiguous(), b[:k] * unit + middle)
-        if kind == "linear":
-            return linear
-        return Perceptron(linear, w[:, k:].contiguous(), b[k:].clone(), out.detach() * unit)
+        guess = both if out is None else both[:, :k] + torch.nn.functional.gelu(both[:, k:]) @ out
+        if distance == "cosine":  # y has length 1
+            guess = guess * unit + middle
+            lengths: Tensor = torch.linalg.vector_norm(guess, dim=-1).clamp_min(1e-30)
+            return 1 - ((guess * y).sum(-1) / lengths).mean()
+        apart: Tensor = torch.linalg.vector_norm(guess - y, dim=-1)
+        return apart.mean()
 
     def validation() -> float:
         with torch.no_grad():
-            total = 0.0
-            for x, y in zip(held_out[0].split(8192), held_out[1].split(8192), strict=True):
-                total += float(loss_of(standard(x), y)) * len(x)
-            return total / len(held_out[0])
+            blocks = zip(*(torch.split(side, ROWS) for side in held), strict=True)
+            return sum(float(loss_of(z, y)) * len(z) for z, y in blocks) / len(held[0])
 
-    limit = WORSE * _loss_of_the_mean(embeddings, middle, unit, distance)
-    best, best_epoch, best_map = validation(), 0, current()
+    limit = WORSE * _loss_of_the_mean(fit[1], middle, distance)
+    best, best_weights, kept_for = validation(), [w.detach().clone() for w in weights], 0
     epoch = 0
     for epoch in range(1, settings.epochs + 1):
-        order = torch.randperm(len(states), generator=generator)
+        begin = int(torch.randint(len(order), (), generator=generator))
         running = 0.0
-        for rows in order.split(settings.batch):
+        for z, y in _batches(*fit, begin, settings.batch):
             optimiser.zero_grad()
-            loss = loss_of(standard(states[rows]), embeddings[rows])
+            loss = loss_of(z, y)
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
-            running += float(loss.detach()) * len(rows)
-        running /= len(states)
-        held = validation()
-        if not math.isfinite(running) or not math.isfinite(held):
-            return Trained(None, epoch, held, f"its loss was {running} after {epoch} epoch{'s' * (epoch != 1)}")
-        if running > limit:
-            said = f"after {epoch} epoch{'s' * (epoch != 1)} its training loss was {running:.3g}, {limit:.3g} or less is sane"
-            return Trained(None, epoch, held, said)
-        if held < best * (1 - settings.gain):
-            best, best_epoch, best_map = held, epoch, current()
-        elif epoch - best_epoch >= settings.patience:
+            running += float(loss.detach()) * len(z) / len(order)
+        loss_held = validation()
+        wrong = not math.isfinite(running + loss_held)
+        if wrong or running > limit:
+            what = "its loss was not finite" if wrong else f"its training loss was {running:.3g}, above {limit:.3g}"
+            return Trained(None, epoch, loss_held, f"{what}, after {epoch} epoch{'s' * (epoch != 1)}")
+        if loss_held < best * (1 - settings.gain):
+            best, best_weights, kept_for = loss_held, [w.detach().clone() for w in weights], 0
+            continue
+        kept_for += 1
+        if kept_for >= settings.patience:
             break
-    return Trained(best_map, epoch, best)
+        with torch.no_grad():  # back to the best, in smaller steps
+            for w, kept in zip(weights, best_weights, strict=True):
+                w.copy_(kept)
+        for group in optimiser.param_groups:
+            group["lr"] *= SLOWER
+    w, b = best_weights[:2]
+    linear = Affine(start.mean, start.spread, (w[:, :k] * unit).contiguous(), b[:k] * unit + middle)
+    if kind == "linear":
+        return Trained(linear, epoch, best)
+    return Trained(Perceptron(linear, w[:, k:].contiguous(), b[k:].clone(), best_weights[2] * unit), epoch, best)
 
 
-def _loss_of_the_mean(embeddings: Tensor, middle: Tensor, unit: float, distance: str) -> float:
+def _ready(
+    states: Tensor, embeddings: Tensor, start: Affine, middle: Tensor, unit: float, distance: str
+) -> tuple[Tensor, Tensor]:
+    """Standardised states, and embeddings as the loss wants them: unit vectors, or centred in units of their spread."""
+    y = torch.nn.functional.normalize(embeddings, dim=-1) if distance == "cosine" else (embeddings - middle) / unit
+    return (states - start.mean) / start.spread, y
+
+
+def _batches(z: Tensor, y: Tensor, begin: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every row once, in slices, from row `begin` on."""
+    for first, last in ((begin, len(z)), (0, begin)):
+        for at in range(first, last, size):
+            yield z[at : min(at + size, last)], y[at : min(at + size, last)]
+
+
+def _loss_of_the_mean(y: Tensor, middle: Tensor, distance: str) -> float:
     """The training loss of the map that always answers the mean embedding, in the units of the training."""
-    total = 0.0
-    for y in embeddings.split(8192):
-        apart = distances(middle.expand_as(y), y, distance)
-        total += float(apart.double().sum()) / (1.0 if distance == "cosine" else unit)
-    return total / len(embeddings)
+    if distance == "cosine":
+        return 1 - float((y @ torch.nn.functional.normalize(middle, dim=0)).mean())
+    return float(torch.linalg.vector_norm(y, dim=-1).mean())

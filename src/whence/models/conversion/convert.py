@@ -1,5 +1,8 @@
 """From a pretrained encoder to one whose attention is unique: keys tied to values, distilled, folded, proved."""
 
+# torch and transformers leave these functions without types.
+# mypy: disallow-untyped-calls=False
+
 from __future__ import annotations
 
 import copy
@@ -32,7 +35,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Converted:
-    """A converted model with its proof: fidelity before (closed form only) and after distillation, and the statement."""
+    """A converted model with its proof: fidelity before (closed form) and after distillation, and the statement."""
 
     model: Model
     mixing: tuple[Tensor, ...]  # M of every attention module, (head, d_v, d_k)
@@ -69,7 +72,9 @@ class Converted:
             (place / "fidelity.json").write_text(json.dumps(self.to_dict(), indent=2), encoding="utf-8")
             (place / "README.md").write_text(self.card(), encoding="utf-8")
         except OSError as problem:
-            raise WhenceError(f"{str(place)!r} could not be written: {problem}. The model in memory is untouched.") from problem
+            raise WhenceError(
+                f"{str(place)!r} could not be written: {problem}. The model in memory is untouched."
+            ) from problem
         return place
 
     def card(self) -> str:
@@ -77,8 +82,10 @@ class Converted:
         lines = [
             f"# {self.provenance.model}, keys tied to values",
             "",
-            "Converted by `whence.tie_keys`: every key projection is the value projection times a matrix per head "
-            "(W_K = W_V·M, folded in), so the weights load with `from_pretrained` as the original's do.",
+            (
+                "Converted by `whence.tie_keys`: every key projection is the value projection times a matrix per head "
+                "(W_K = W_V·M, folded in), so the weights load with `from_pretrained` as the original's do."
+            ),
             "",
             "## What is unique",
             "",
@@ -92,7 +99,11 @@ class Converted:
         if self.after.probes:
             lines += ["", "| probe | original | converted |", "|---|---|---|"]
             lines += [f"| {name} | {100 * a:.1f} | {100 * b:.1f} |" for name, (a, b) in self.after.probes.items()]
-        lines += ["", f"Distilled for {len(self.history.losses)} steps, {self.history.cpu_seconds / 60:.1f} CPU minutes.", ""]
+        lines += [
+            "",
+            f"Distilled for {len(self.history.losses)} steps, {self.history.cpu_seconds / 60:.1f} CPU minutes.",
+            "",
+        ]
         return "\n".join(lines)
 
 
@@ -154,7 +165,8 @@ def tie_keys(
     corpus, measured = tokenise(chosen.tokenizer, fitting, limit), tokenise(chosen.tokenizer, kept, limit)
     say = say or (lambda _: None)
 
-    heads = chosen.model.config.num_attention_heads  # type: ignore[union-attr]
+    config: Any = chosen.model.config
+    heads = int(config.num_attention_heads)
     student = copy.deepcopy(chosen.model).eval()
     places = projections(student, heads)
     say("fitting M in closed form")
@@ -165,19 +177,23 @@ def tie_keys(
     say(f"distilling for {steps} steps")
     schedule = Schedule(steps, learning_rate, tokens, seed=seed)
     where = None if checkpoint is None else Path(checkpoint)
-    history = distil(student, chosen.model, corpus, schedule, checkpoint=where, progress=progress) if steps else History()
+    history = (
+        distil(student, chosen.model, corpus, schedule, checkpoint=where, progress=progress) if steps else History()
+    )
     student.requires_grad_(True)
     mixing = tuple(fold(places))
     settings = {
         "steps": steps, "learning_rate": learning_rate, "tokens": tokens, "max_length": limit, "seed": seed,
         "texts": len(fitting), "held_out": len(kept),
     }  # fmt: skip
-    student.config.update({"whence": {"keys": "tied", "converted_from": chosen.name}})  # type: ignore[union-attr, operator]
+    student_config: Any = student.config
+    student_config.update({"whence": {"keys": "tied", "converted_from": chosen.name}})
     result = Model(student, chosen.tokenizer, chosen.processor, f"{chosen.name}, keys tied")
     residual = tied_residual(result, measured)
     if residual > TIED:
         raise ModelError(
-            f"after conversion {residual:.1e} of a key of {chosen.name} still lies outside its values: the model changes its "
+            f"after conversion {residual:.1e} of a key of {chosen.name} still lies outside its values: the model "
+            "changes its "
             "keys after projecting them, so tying the projections does not make its attention unique."
         )
     say("measuring fidelity")
@@ -205,7 +221,9 @@ def refuse_unfit(model: Model) -> None:
     """Refuse models for which tied keys would not give uniqueness, with the reason and what would be needed."""
     config: Any = getattr(model.model, "config", None)
     if config is None or not hasattr(config, "num_attention_heads"):
-        raise ModelError(f"{model.name} has no transformers configuration with num_attention_heads: tie_keys cannot convert it.")
+        raise ModelError(
+            f"{model.name} has no transformers configuration with num_attention_heads: tie_keys cannot convert it."
+        )
     kind = str(getattr(config, "position_embedding_type", ""))
     rotary = (
         getattr(config, "rope_parameters", None)
@@ -215,20 +233,25 @@ def refuse_unfit(model: Model) -> None:
     )
     if rotary:
         raise ModelError(
-            f"{model.name} turns its keys by position (RoPE) and not its values: K_j = R_j·V_j·M is a different map at every "
-            "position, so col(K) leaves span[T, 1] and Theorem 1 does not hold; tying its keys would not make its attention "
-            "unique. What would be needed: positions that are added to the embeddings or to the scores (learned, ALiBi, T5 "
+            f"{model.name} turns its keys by position (RoPE) and not its values: K_j = R_j·V_j·M is a different map "
+            "at every "
+            "position, so col(K) leaves span[T, 1] and Theorem 1 does not hold; tying its keys would not make its "
+            "attention "
+            "unique. What would be needed: positions that are added to the embeddings or to the scores (learned, "
+            "ALiBi, T5 "
             "bias) in place of the rotation, and training anew."
         )
     if kind.startswith("relative_key"):
         raise ModelError(
-            f"{model.name} adds position terms to its scores that depend on the query ({kind}); Theorem 1 needs a bias that does not."
+            f"{model.name} adds position terms to its scores that depend on the query ({kind}); Theorem 1 needs a "
+            "bias that does not."
         )
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{model.name} is an encoder–decoder; tie_keys converts encoders of the BERT family.")
     if getattr(config, "is_decoder", False) or type(model.model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
         raise ModelError(
-            f"{model.name} is a decoder; tie_keys converts encoders of the BERT family. A decoder without RoPE would need the "
+            f"{model.name} is a decoder; tie_keys converts encoders of the BERT family. A decoder without RoPE "
+            "would need the "
             "closed form and the distillation with its causal mask."
         )
 
@@ -270,12 +293,15 @@ def fit(model: Model, corpus: Corpus, places: list[Projections], seed: int) -> l
         n = int(inputs["attention_mask"][0].sum())
         layers = trace(model, inputs["input_ids"][:1, :n], keep=["queries", "keys", "values"])
         if len(layers) % len(places):
-            raise ModelError(f"{model.name} attends {len(layers)} times with {len(places)} attention modules: not a plain stack.")
+            raise ModelError(
+                f"{model.name} attends {len(layers)} times with {len(places)} attention modules: not a plain stack."
+            )
         for number in range(len(layers)):
             layer = layers[number]
             if not layer.keys_proved:
                 raise ModelError(
-                    f"in layer {number} of {model.name} the weights are not softmax of scaled query · key plus a bias that was "
+                    f"in layer {number} of {model.name} the weights are not softmax of scaled query · key plus a "
+                    "bias that was "
                     "seen: its attention has terms that Theorem 1 does not cover."
                 )
             at = number * len(places) // len(layers)  # layers may share one module (ALBERT)
@@ -335,8 +361,7 @@ def _statement(
         arrangement="concat",
         keys="tied",
         attention="softmax",
-        positions=str(getattr(model.model.config, "position_embedding_type", "learned")),  # type: ignore[union-attr]
+        positions=str(getattr(model.model.config, "position_embedding_type", "learned")),
         norm="post" if traced[0].wiring == "post-norm" else str(traced[0].wiring),
         max_length=limit,
-        width=slices.shape[-1],
     )

@@ -1,5 +1,8 @@
 """Fidelity: how near a converted model is to its original, by length of text, on texts it was not fitted to."""
 
+# torch and transformers leave these functions without types.
+# mypy: disallow-untyped-calls=False
+
 from __future__ import annotations
 
 import random
@@ -49,7 +52,10 @@ class Fidelity:
         return next(line for line in self.lengths if line.length == str(length))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"lengths": [asdict(line) for line in self.lengths], "probes": {k: list(v) for k, v in self.probes.items()}}
+        return {
+            "lengths": [asdict(line) for line in self.lengths],
+            "probes": {k: list(v) for k, v in self.probes.items()},
+        }
 
     def to_frame(self) -> pd.DataFrame:
         """One line per length."""
@@ -130,7 +136,9 @@ def _line(
     cosine = torch.cat([functional.cosine_similarity(a, b, dim=-1) for a, b in zip(ours, theirs, strict=True)])
     e_ours, e_theirs = embeddings(ours), embeddings(theirs)
     similarity = functional.cosine_similarity(e_ours, e_theirs, dim=-1)
-    kept = (neighbours(e_ours) == neighbours(e_theirs)).double().mean() if len(pieces) > 2 else torch.tensor(float("nan"))
+    kept = (
+        (neighbours(e_ours) == neighbours(e_theirs)).double().mean() if len(pieces) > 2 else torch.tensor(float("nan"))
+    )
     divergence = [attention_kl(original, converted, corpus, piece) for piece in pieces[:attention_texts]]
     return AtLength(
         length=name,
@@ -162,12 +170,16 @@ def _attention(model: nn.Module, corpus: Corpus, piece: Sequence[int]) -> tuple[
     return found
 
 
-def probe(original: nn.Module, converted: nn.Module, tokenizer: Any, corpus: Corpus, task: probing.Probe) -> tuple[float, float]:
+def probe(
+    original: nn.Module, converted: nn.Module, tokenizer: Any, corpus: Corpus, task: probing.Probe
+) -> tuple[float, float]:
     """Accuracy of a linear probe on the embeddings of the original, and on those of the converted model."""
     labels = {label: i for i, label in enumerate(sorted({label for _, label in task.train}))}
-    encode = lambda rows: [  # noqa: E731
-        list(ids)[: corpus.room] for ids in tokenizer([t for t, _ in rows], add_special_tokens=False, verbose=False)["input_ids"]
-    ]
+
+    def encode(rows: Sequence[tuple[str, str]]) -> list[list[int]]:
+        found = tokenizer([text for text, _ in rows], add_special_tokens=False, verbose=False)["input_ids"]
+        return [list(ids)[: corpus.room] for ids in found]
+
     pieces = encode(task.train), encode(task.test)
     targets = [torch.tensor([labels[label] for _, label in rows]) for rows in (task.train, task.test)]
     scores = []

@@ -23,7 +23,9 @@ class Probe:
     def __post_init__(self) -> None:
         known = {label for _, label in self.train}
         if len(known) < 2:
-            raise InputError(f"the probe {self.name!r} has training labels {sorted(known)}: it needs at least two classes.")
+            raise InputError(
+                f"the probe {self.name!r} has training labels {sorted(known)}: it needs at least two classes."
+            )
         unseen = {label for _, label in self.test} - known
         if unseen or not self.test:
             what = f"has test labels {sorted(unseen)} that are not in training" if unseen else "has no test texts"

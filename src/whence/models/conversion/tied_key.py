@@ -1,5 +1,8 @@
 """The tied key: a key projection that reads the values, K = V·M, and its folding into an ordinary matrix."""
 
+# torch and transformers leave these functions without types.
+# mypy: disallow-untyped-calls=False
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -32,11 +35,12 @@ class TiedKey(nn.Module):
     def folded(self) -> tuple[Tensor, Tensor | None]:
         """W_K = W_V·M and b_K = b_V·M, laid out as `nn.Linear` keeps them: (head · d_k, d) and (head · d_k,)."""
         value = self._value[0]
+        bias: Tensor | None = value.bias
         heads, size, _ = self.mixing.shape
         weight = torch.einsum("hvk,hvd->hkd", self.mixing, value.weight.unflatten(0, (heads, size))).flatten(0, 1)
-        if value.bias is None:
+        if bias is None:
             return weight, None
-        return weight, torch.einsum("hvk,hv->hk", self.mixing, value.bias.unflatten(0, (heads, size))).flatten()
+        return weight, torch.einsum("hvk,hv->hk", self.mixing, bias.unflatten(0, (heads, size))).flatten()
 
     def forward(self, states: Tensor) -> Tensor:
         weight, bias = self.folded()
@@ -85,7 +89,8 @@ def projections(model: nn.Module, heads: int) -> list[Projections]:
     found = list(_projections(model, heads))
     if not found:
         raise ModelError(
-            f"{type(model).__name__} has no attention module with separate query, key and value projections under any of "
+            f"{type(model).__name__} has no attention module with separate query, key and value projections under "
+            "any of "
             f"the names {', '.join('/'.join(n) for n in NAMES)}; tie_keys converts encoders of the BERT family."
         )
     return found
@@ -102,7 +107,8 @@ def _projections(model: nn.Module, heads: int) -> Iterator[Projections]:
             assert isinstance(value, nn.Linear)
             if query.out_features != value.out_features or value.out_features % heads:
                 raise ModelError(
-                    f"in {path!r} queries have {query.out_features} features and values {value.out_features} for {heads} "
+                    f"in {path!r} queries have {query.out_features} features and values {value.out_features} for "
+                    f"{heads} "
                     "heads: tie_keys needs one value head for every query head."
                 )
             yield Projections(module, path, names, heads)
@@ -135,7 +141,9 @@ def fold(places: list[Projections]) -> list[Tensor]:
         by_head = value.weight.double().unflatten(0, (heads, size))
         plain.weight.copy_(torch.einsum("hvk,hvd->hkd", mixing, by_head).flatten(0, 1))
         if value.bias is not None:
-            plain.bias.copy_(torch.einsum("hvk,hv->hk", mixing, value.bias.double().unflatten(0, (heads, size))).flatten())
+            plain.bias.copy_(
+                torch.einsum("hvk,hv->hk", mixing, value.bias.double().unflatten(0, (heads, size))).flatten()
+            )
         plain.requires_grad_(value.weight.requires_grad)
         place.put(plain)
         matrices.append(key.mixing.detach().clone())

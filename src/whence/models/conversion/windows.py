@@ -44,7 +44,7 @@ def tokenise(tokenizer: Any, texts: Sequence[str], longest: int) -> Corpus:
     if not texts:
         raise InputError("no texts were given: tie_keys fits and distils on texts, so give some hundreds of them.")
     for i, text in enumerate(texts):
-        if not isinstance(text, str) or not text.strip():
+        if not text.strip():
             raise InputError(f"text {i} is {text!r}: every text must have at least one word. Leave it out.")
     plain = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
     whole = tokenizer(texts[0], verbose=False)["input_ids"]

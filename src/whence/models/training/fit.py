@@ -1,5 +1,8 @@
 """Train an identifiable transformer on labelled texts: data in, model folder out."""
 
+# torch and transformers leave these functions without types.
+# mypy: disallow-untyped-calls=False
+
 from __future__ import annotations
 
 import json
@@ -16,6 +19,7 @@ from torch import Tensor
 
 from whence.errors import InputError
 from whence.files import write_atomically
+from whence.loading import quietly
 from whence.models.configuration_identifiable import IdentifiableConfig
 from whence.models.data import Labelled
 from whence.models.modeling_identifiable import IdentifiableForSequenceClassification
@@ -155,17 +159,19 @@ def train(
     start = last_checkpoint(folder / "checkpoints")
     if start is not None:
         say(f"Going on from {start.name}.")
-    result = trainer.train(resume_from_checkpoint=str(start) if start else None)
-    seconds = time.perf_counter() - begun
-    model = trainer.model
-    metrics = _metrics(settings, data, parts, classes, truncated, model, trainer, result, seconds)
-    if trainer.is_world_process_zero():
-        _write(folder, model, tokenizer, metrics)
+    with quietly():
+        result = trainer.train(resume_from_checkpoint=str(start) if start else None)
+        seconds = time.perf_counter() - begun
+        model = trainer.model
+        metrics = _metrics(settings, data, parts, classes, truncated, model, trainer, result, seconds)
+        if trainer.is_world_process_zero():
+            _write(folder, model, tokenizer, metrics)
+    model.eval()
     return Trained(model, tokenizer, metrics, folder)
 
 
 def split(data: Labelled, share: float, seed: int) -> tuple[Labelled, Labelled]:
-    """Training and validation texts, the labels in the same proportions; at least one text of every kind to train on."""
+    """Training and validation texts, labels in the same proportions; at least one text of every kind to train on."""
     by_label: dict[str, list[int]] = {}
     for i, label in enumerate(data.labels):
         by_label.setdefault(label, []).append(i)
@@ -209,7 +215,9 @@ def build(settings: Settings, tokenizer: Any, classes: Sequence[str]) -> Identif
         return IdentifiableForSequenceClassification(config)
 
 
-def _trainer(folder: Path, settings: Settings, tokenizer: Any, classes: Sequence[str], parts: dict[str, Encoded], quiet: bool) -> Any:
+def _trainer(
+    folder: Path, settings: Settings, tokenizer: Any, classes: Sequence[str], parts: dict[str, Encoded], quiet: bool
+) -> Any:
     from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, TrainingArguments
 
     from whence.models.training.trainer import CarefulTrainer
@@ -274,7 +282,7 @@ def _metrics(
     best = trainer.evaluate(parts["validation"], metric_key_prefix="validation")
     test = trainer.evaluate(parts["test"], metric_key_prefix="test") if "test" in parts else {}
     statement = model.identifiability_statement()
-    attention = sum(p.numel() for layer in model.model.layers for p in layer.attention.parameters())  # type: ignore[union-attr]
+    attention = sum(p.numel() for layer in model.model.layers for p in layer.attention.parameters())
     return {
         "variant": settings.variant,
         "data": data.source,
@@ -310,14 +318,15 @@ def _write(folder: Path, model: IdentifiableForSequenceClassification, tokenizer
 
 def _same_run(folder: Path, settings: Settings, data: Labelled) -> None:
     """A folder belongs to one run: another one's checkpoints are not gone on from, and its model is not overwritten."""
-    mark = {"settings": asdict(settings), "data": data.source, "texts": len(data)}
+    mark: dict[str, Any] = {"settings": asdict(settings), "data": data.source, "texts": len(data)}
     place = folder / "run.json"
     if place.exists():
         before = json.loads(place.read_text(encoding="utf-8"))
         if before != json.loads(json.dumps(mark)):
             changed = [k for k, v in mark["settings"].items() if before["settings"].get(k) != json.loads(json.dumps(v))]
             raise InputError(
-                f"{str(folder)!r} holds a run with other {'settings (' + ', '.join(changed) + ')' if changed else 'data'}: give another "
+                f"{str(folder)!r} holds a run with other "
+                f"{'settings (' + ', '.join(changed) + ')' if changed else 'data'}: give another "
                 "folder, or remove this one."
             )
     elif any((folder / "checkpoints").glob("checkpoint-*")):

@@ -1,8 +1,12 @@
-"""The Hugging Face Trainer with two promises kept: a loss that is no number stops it, a checkpoint is whole or absent."""
+"""The Hugging Face Trainer, keeping two promises: a NaN loss stops it, a checkpoint is whole or not counted."""
+
+# torch and transformers leave these functions without types.
+# mypy: disallow-untyped-calls=False
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +25,40 @@ class CarefulTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         loss = super().training_step(*args, **kwargs)
         if not bool(torch.isfinite(loss)):
             raise ModelError(
-                f"the loss is {float(loss)} at step {self.state.global_step + 1}: training was stopped.{self._last_good()} Try a "
+                f"the loss is {float(loss)} at step {self.state.global_step + 1}: training was "
+                f"stopped.{self._last_good()} Try a "
                 "lower learning rate."
             )
         return loss
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        bad = next((name for name, p in self.model.named_parameters() if not bool(torch.isfinite(p).all())), None)
+        bad = next((name for name, p in self._weights() if not bool(torch.isfinite(p).all())), None)
         if bad is not None:
             raise ModelError(
-                f"the weight {bad!r} is NaN or infinite after step {self.state.global_step}: training was stopped and that state "
+                f"the weight {bad!r} is NaN or infinite after step {self.state.global_step}: training was stopped "
+                "and that state "
                 f"was not saved.{self._last_good()} Try a lower learning rate."
             )
         try:
             super()._save_checkpoint(*args, **kwargs)
             if self.args.should_save:
-                folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+                folder = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
                 (folder / COMPLETE).touch()
         except (OSError, RuntimeError) as problem:
             if isinstance(problem, RuntimeError) and "write" not in str(problem):
                 raise  # torch reports a failed write as a RuntimeError; anything else is not about the disk
             raise WhenceError(
-                f"the checkpoint of step {self.state.global_step} could not be written ({problem}).{self._last_good()} Free some "
+                f"the checkpoint of step {self.state.global_step} could not be written "
+                f"({problem}).{self._last_good()} Free some "
                 "space and run the same command again: it goes on from there."
             ) from problem
 
+    def _weights(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        assert self.model is not None
+        return self.model.named_parameters()
+
     def _last_good(self) -> str:
-        found = last_checkpoint(Path(self.args.output_dir))
+        found = last_checkpoint(Path(str(self.args.output_dir)))
         return f" The last good checkpoint is {str(found)!r}." if found else " No checkpoint had been written yet."
 
 

@@ -1,5 +1,8 @@
 """A tokenizer for the texts at hand: WordPiece trained with `tokenizers`, or that of an existing model."""
 
+# torch and transformers leave these functions without types.
+# mypy: disallow-untyped-calls=False
+
 from __future__ import annotations
 
 from collections.abc import Sequence

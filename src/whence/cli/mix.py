@@ -1,0 +1,148 @@
+"""`whence mix TEXT --method alti --layer all`: which tokens is each hidden token made of?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from whence.cli._app import Debug, Json, Model, Quiet, print_json, results, working
+from whence.errors import InputError
+
+if TYPE_CHECKING:
+    from whence.mixing.alti_logit import LogitContributions
+    from whence.mixing.mixture import Mixture
+
+HTA = "hidden-token-attribution"
+
+
+def command(
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text; - reads it from standard input.")],
+    method: Annotated[
+        str, typer.Option("--method", help=f"alti, norms, rollout, decompx, {HTA}, …: see whence methods.")
+    ] = "alti",
+    layer: Annotated[str, typer.Option("--layer", "-l", help="A layer counted from 0, 'last', or 'all'.")] = "last",
+    per_layer: Annotated[
+        bool, typer.Option("--per-layer", help="Shares of each layer's own input, not followed back to the embeddings.")
+    ] = False,
+    top: Annotated[int, typer.Option("--top", help="How many sources to show for each token.")] = 3,
+    words: Annotated[bool, typer.Option("--words", help="Gather sub-words into words.")] = False,
+    model: Model = "minilm",
+    target: Annotated[str | None, typer.Option("--target", help="What an encoder–decoder's decoder reads.")] = None,
+    attention: Annotated[str | None, typer.Option("--attention", help="encoder or decoder.")] = None,
+    mode: Annotated[str, typer.Option("--mode", help=f"{HTA}: auto, exact or probes.")] = "auto",
+    save: Annotated[Path | None, typer.Option("--save", help="Also write the result to this safetensors file.")] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+) -> None:
+    """Show where each hidden token came from: its own share, and the tokens that gave it the most.
+
+    Shares are followed back to the input embeddings, layer by layer, unless --per-layer is given.
+    """
+    if top < 1:
+        raise InputError(f"--top {top} shows nothing; give 1 or more.")
+    with working(f"Reading {model}", quiet):
+        from whence.loading import load
+        from whence.reading.run import trace
+
+        source = sys.stdin.read() if text == "-" else text
+        found = trace(load(model), source, None, target, truncate=truncate)
+    with working(f"Following the tokens by {method}", quiet):
+        mixed = _mixed(found, method, attention, mode, per_layer)
+    if save is not None:
+        mixed.save(save)
+    if method == "alti-logit":
+        if as_json:
+            print_json(mixed.to_dict())
+        else:
+            _show_logit(mixed)
+        return
+    mixed = mixed.words() if words else mixed
+    chosen = mixed.select(layer=_layers(layer, mixed.layers))
+    if as_json:
+        print_json({**chosen.to_dict(), "own_share": chosen.own_share().to_dict("records")})
+        return
+    show(chosen, top)
+
+
+def _mixed(found: Any, method: str, attention: str | None, mode: str, per_layer: bool) -> Any:
+    from whence.mixing.contributions import contributions
+    from whence.mixing.hidden_token_attribution import hidden_token_attribution
+
+    name = method.strip().lower()
+    if name in (HTA, "hta"):
+        if per_layer:
+            raise InputError(f"{HTA} is always from the embeddings: leave --per-layer out.")
+        return hidden_token_attribution(found, mode, attention=attention)
+    if name == "alti-logit":
+        return contributions(found, name)
+    made = contributions(found, name, attention=attention)
+    return made if per_layer else made.rollout()
+
+
+def _layers(wanted: str, have: tuple[int, ...]) -> list[int]:
+    if wanted == "all":
+        return list(have)
+    if wanted == "last":
+        return [have[-1]]
+    try:
+        return [int(part) for part in wanted.split(",")]
+    except ValueError:
+        raise InputError(
+            f"--layer {wanted!r} is not a layer: give a number, several with commas, 'last' or 'all'."
+        ) from None
+
+
+def show(mixed: Mixture, top: int) -> None:
+    """A table per layer, and the own-token share by layer."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    shares = mixed.own_share()
+    for number in mixed.layers:
+        rows = mixed.sources(number, top)
+        table = Table(title=f"Layer {number}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+        table.add_column("", justify="right")
+        table.add_column("token")
+        table.add_column("own", justify="right")
+        table.add_column("comes from")
+        for hidden, group in rows.groupby("hidden", sort=True):
+            given = ", ".join(
+                f"{escape(str(t))} {s:.2f}" for t, s in zip(group["input_token"], group["share"], strict=True)
+            )
+            first = group.iloc[0]
+            table.add_row(str(hidden), escape(str(first["hidden_token"])), f"{first['own']:.2f}", given)
+        results.print(table)
+    table = Table(
+        "layer", "own share, median", "quartiles", "not their own largest, %", box=SIMPLE_HEAD, pad_edge=False
+    )
+    for row in shares.to_dict("records"):
+        quartiles = f"{row['q25']:.2f} – {row['q75']:.2f}"
+        table.add_row(str(row["layer"]), f"{row['median']:.2f}", quartiles, f"{row['not_largest']:.0f}")
+    results.print(table)
+    settings = mixed.provenance.settings
+    origin = "the input embeddings" if settings.get("origin") == "embeddings" else "each layer's own input"
+    how = f" ({settings['mode']}, {settings['way']})" if "way" in settings else ""
+    results.print(f"{mixed.provenance.method} of {mixed.provenance.model}{how}: shares of {origin}.", soft_wrap=True)
+
+
+def _show_logit(found: LogitContributions) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("", "token", "pushed the logit by", box=SIMPLE_HEAD, pad_edge=False)
+    for i, (token, score) in enumerate(zip(found.tokens, found.by_input().tolist(), strict=True)):
+        table.add_row(str(i), escape(token), f"{score:+.3f}")
+    results.print(table)
+    settings, extra = found.provenance.settings, found.extra
+    results.print(
+        f"Logit {float(extra['logit'][0]):.3f} of token {settings['target']} at position {settings['position']}: the rest is "
+        f"{float(extra['feedforward'].sum()):+.3f} from feed-forward layers and {float(extra['bias'][0]):+.3f} from biases.",
+        soft_wrap=True,
+    )

@@ -1,0 +1,139 @@
+"""`whence train`: a text classifier whose attention weights are unique, from a file of labelled texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from whence.cli._app import Debug, Json, Quiet, messages, print_json, results
+from whence.errors import InputError
+
+
+def command(
+    data: Annotated[
+        str | None, typer.Option("--data", help="Labelled texts: CSV, TSV, JSONL, Parquet, or a name for datasets.")
+    ] = None,
+    test: Annotated[
+        str | None, typer.Option("--test", help="Labelled texts to score at the end, in the same form.")
+    ] = None,
+    text: Annotated[str | None, typer.Option("--text", help="The column of the texts.")] = None,
+    label: Annotated[str, typer.Option("--label", help="The column of the labels; any values.")] = "label",
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The model folder. Run again, it goes on where it stopped.")
+    ] = Path("identifiable-model"),
+    variant: Annotated[
+        str, typer.Option("--variant", help="concat, small-key, add, tied, shared or uniform.")
+    ] = "tied",
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Train on sentences that whence generates; about a minute.")
+    ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Train every variant with several seeds and write the table.")
+    ] = False,
+    variants: Annotated[
+        str | None, typer.Option("--variants", help="With --compare: which, separated by commas.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="With --compare: how many seeds.", min=1)] = 3,
+    seed: Annotated[int, typer.Option("--seed", help="Decides the split, the initial weights and the order.")] = 0,
+    epochs: Annotated[float, typer.Option("--epochs", help="At most so many.")] = 10,
+    patience: Annotated[
+        int, typer.Option("--patience", help="Epochs without improvement before it stops; 0: never.")
+    ] = 3,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Texts in a step, per process.")] = 32,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", help="Highest, after warm-up.")] = 5e-4,
+    max_length: Annotated[int, typer.Option("--max-length", help="Tokens; longer texts are cut, and counted.")] = 128,
+    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Of the tokenizer that is trained.")] = 8000,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="A model whose tokenizer to take instead of training one.")
+    ] = None,
+    hidden_size: Annotated[int, typer.Option("--hidden-size", help="Width of the model.")] = 128,
+    layers: Annotated[int, typer.Option("--layers", help="How many.", min=1)] = 1,
+    heads: Annotated[int, typer.Option("--heads", help="Attention heads.", min=1)] = 4,
+    key_size: Annotated[int | None, typer.Option("--key-size", help="Per head.")] = None,
+    value_size: Annotated[int | None, typer.Option("--value-size", help="Per head.")] = None,
+    positions: Annotated[str, typer.Option("--positions", help="learned, none or bias.")] = "learned",
+    norm: Annotated[str, typer.Option("--norm", help="post or pre.")] = "post",
+    checkpoint_steps: Annotated[
+        int | None, typer.Option("--checkpoint-steps", help="A checkpoint every so many steps, not every epoch.")
+    ] = None,
+    skip_empty: Annotated[
+        bool, typer.Option("--skip-empty", help="Leave empty texts out instead of refusing them.")
+    ] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", help="Processor threads; else torch's own choice, and 1 for --demo.", min=1),
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+) -> None:
+    """Train a text classifier whose attention weights are unique.
+
+    Writes a folder that loads with transformers, metrics.json, and a model card that says what is unique and why.
+    Stopped at any moment, the same command goes on from the last checkpoint and ends with the same weights. On several
+    processes: accelerate launch -m whence train …
+    """
+    if demo == (data is not None):
+        raise InputError("Give labelled texts with --data FILE, or --demo to see it work without any (not both).")
+    import torch
+
+    from whence.models.data import Labelled, read_labelled
+    from whence.models.training.demo import demo_data
+    from whence.models.training.fit import Settings, train
+
+    if threads is not None or demo:  # the demo's model is so small that several threads only wait for each other
+        torch.set_num_threads(threads or 1)
+    fields: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": 2 * hidden_size,
+        "key_size": key_size,
+        "value_size": value_size,
+        "position_embedding_type": positions,
+        "norm": norm,
+    }
+    settings = Settings(
+        variant, epochs, batch_size, learning_rate, max_length=max_length, vocab_size=vocab_size, tokenizer=tokenizer,
+        patience=patience, seed=seed, checkpoint_steps=checkpoint_steps, model=fields,
+    )  # fmt: skip
+    if data is None:
+        train_set: Labelled = demo_data()
+        test_set: Labelled | None = demo_data(1000, seed=1)
+    else:
+        train_set = read_labelled(data, text, label, skip_empty=skip_empty)
+        test_set = read_labelled(test, text, label, skip_empty=skip_empty, split="test") if test else None
+    say = (lambda _: None) if quiet else messages.print
+    if compare:
+        _compare(train_set, test_set, out, settings, variants, seeds, as_json, quiet)
+        return
+    made = train(train_set, test_set, out=out, settings=settings, quiet=quiet, say=say)
+    if as_json:
+        print_json(made.metrics | {"folder": str(out)})
+        return
+    accuracy = made.metrics["test_accuracy"]
+    shown = (
+        f"test accuracy {accuracy:.4f}"
+        if accuracy is not None
+        else f"validation accuracy {made.metrics['validation_accuracy']:.4f}"
+    )
+    results.print(f"{out}: {shown}, {made.metrics['parameters']:,} parameters, {made.metrics['seconds']:.0f} s")
+    for sentence in made.model.identifiability_statement().sentences():
+        results.print(f"- {sentence}", markup=False, highlight=False)
+
+
+def _compare(
+    data: Any, test: Any, out: Path, settings: Any, variants: str | None, seeds: int, as_json: bool, quiet: bool
+) -> None:
+    from whence.models.training.compare import compare
+    from whence.models.training.variants import VARIANTS
+
+    chosen = [v.strip() for v in variants.split(",")] if variants else list(VARIANTS)
+    say = None if quiet else messages.print
+    found = compare(data, test, out=out, variants=chosen, seeds=range(seeds), settings=settings, say=say)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        results.print(found.table(), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,392 @@
+"""Hidden token attribution: how strongly does each hidden state react to each input embedding?
+
+Brunner et al., "On Identifiability in Transformers" (ICLR 2020), section 5: with J_ij^l = ∂e_j^l/∂x_i (d × d),
+
+    c_ij^l = ‖J_ij^l‖_F / Σ_k ‖J_kj^l‖_F,     stored as values[l, j, i], so that rows sum to 1 like attention's.
+
+Forward mode: a direction at one input token is followed through all layers in one sweep (`whence.mixing._folding`).
+Exact: d directions per token. Probes: k orthonormal directions q_c per token, and (d/k) Σ_c ‖J q_c‖² is an unbiased
+estimate of ‖J‖_F² (Hutchinson); the standard errors of the shares follow by the delta method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from whence.errors import InputError, ModelError, WiringError
+from whence.loading import Model
+from whence.mixing._folding import Fold, Runner, fold_read, fold_run, norm_tangent
+from whence.mixing.budget import as_bytes
+from whence.mixing.mixture import Mixture, check_rows
+from whence.mixing.progress import bar
+from whence.reading.feedforward import read_blocks
+from whence.reading.inputs import Prepared
+from whence.reading.norms import Norm, recognise
+from whence.reading.proof import Proof
+from whence.reading.run import on_device, prove_model
+from whence.reading.tape import deviation
+from whence.reading.trace import Stack, Trace
+
+EXACT_LENGTH = 24
+"""Up to this many tokens mode="auto" is exact: beyond, probes."""
+
+AGREE = {torch.float64: 1e-6, torch.float32: 1e-4}
+"""How close folded matrices must come to the model's own forward mode on random directions, relative."""
+
+
+@dataclass(frozen=True)
+class HiddenTokenAttribution(Mixture):
+    """`values` [layer, hidden, input] (of="states") or [layer, head, hidden, input] (of="heads"); rows sum to 1.
+
+    `extra`: "squared", the (estimated) squared Frobenius norms; with probes also "squared_error", their standard errors,
+    and "error", the standard errors of `values`.
+    """
+
+    kind: ClassVar[str] = "hidden-token-attribution"
+
+    @property
+    def exact(self) -> bool:
+        return bool(self.provenance.settings["mode"] == "exact")
+
+    @property
+    def error(self) -> Tensor | None:
+        """Standard errors of the shares; None where they are exact."""
+        return self.extra.get("error")
+
+
+def hidden_token_attribution(
+    trace: Trace,
+    mode: str = "auto",
+    probes: int = 16,
+    norm: str = "frobenius",
+    *,
+    of: str = "states",
+    embeddings: str = "after",
+    attention: str | None = None,
+    seed: int = 0,
+    memory: str | float = "2GB",
+    progress: bool = False,
+    model: Any = None,
+) -> HiddenTokenAttribution:
+    """How strongly each hidden token reacts to each input embedding, in every layer.
+
+    mode: "exact", "probes", or "auto" (exact up to `EXACT_LENGTH` tokens; the result's settings say which it was).
+    probes: orthonormal directions per input token. norm: "frobenius", the only one that is defined here: a gradient of
+    the summed outputs, which some code uses, nearly vanishes after a LayerNorm.
+    of: "states", every block's output, or "heads", every head's output (Pascual et al. 2021's global attention).
+    embeddings: with respect to x "after" the embedding norm or "before" it; the same where the model has none.
+    attention: "encoder" of an encoder–decoder. memory: what the sweep may hold at once.
+
+    >>> import whence
+    >>> trace = whence.trace(whence.load(), "The bank raised its rates.")
+    >>> mixed = whence.hidden_token_attribution(trace, mode="probes", probes=4)
+    >>> mixed.values.shape, mixed.error.shape
+    (torch.Size([6, 8, 8]), torch.Size([6, 8, 8]))
+    """
+    for name, value, known in (
+        ("mode", mode, ("auto", "exact", "probes")),
+        ("norm", norm, ("frobenius",)),
+        ("of", of, ("states", "heads")),
+        ("embeddings", embeddings, ("after", "before")),
+    ):
+        if value not in known:
+            raise InputError(f"{name}={value!r} is not one of {', '.join(map(repr, known))}.")
+    stack = _stack(trace, attention)
+    n, width = stack.layers[0].block_input.shape
+    if mode == "auto":
+        mode = "exact" if n <= EXACT_LENGTH else "probes"
+    if mode == "probes" and not 2 <= probes:
+        raise InputError(f"probes={probes} is too few for a standard error: give at least 2.")
+    count = width if mode == "exact" else min(probes, width)
+    budget = as_bytes(memory)
+    chosen = trace.with_model(model)
+    sweep = _prepare(trace, chosen, stack, budget)
+    before = _embedding_norm(trace, chosen, stack) if embeddings == "before" else None
+    first, second = _squared(sweep, n, width, count, mode, seed, of == "heads", before, budget, progress)
+    mean, error = _estimate(first, second, count, width)
+    values, spread = _shares(mean, error)
+    extra = {"squared": mean}
+    if count < width:
+        extra |= {"squared_error": error, "error": spread}
+    settings: dict[str, Any] = {
+        "mode": "exact" if count == width else "probes",
+        "of": of,
+        "norm": norm,
+        "way": sweep.way,
+    }
+    settings |= {"embeddings": embeddings, "attention": stack.name, "origin": "embeddings"}
+    if embeddings == "before":
+        settings["embedding_norm"] = None if before is None else before[0].kind
+    if count < width:
+        settings |= {"probes": count, "seed": seed}
+    axes = ("layer", "head", "hidden", "input") if of == "heads" else ("layer", "hidden", "input")
+    return HiddenTokenAttribution(
+        values=check_rows(values, "hidden token attribution"),
+        axes=axes,
+        tokens=stack.tokens,
+        provenance=trace.provenance.by("hidden-token-attribution", **settings),
+        layers=tuple(layer.index for layer in stack),
+        heads=stack.layers[0].heads if of == "heads" else (),
+        extra=extra,
+    )
+
+
+# -- the sweep -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """Directions from the embeddings through every layer: folded, or by the model's own forward mode."""
+
+    stack: Stack
+    runner: Runner
+    folds: tuple[Fold, ...]
+    way: str
+
+    def __call__(self, tangents: Tensor, source: Tensor, heads: bool) -> Iterator[Tensor]:
+        """Directions (c, d) at one token each → by layer, (n, c, d), or (n, c, head, d_v) for heads."""
+        if self.folds and not heads:
+            moved = None
+            for fold in self.folds:
+                moved = fold.start(tangents, source)[0] if moved is None else fold(moved)[0]
+                yield moved
+            return
+        n = len(self.stack.tokens)
+        if self.folds:
+            moved = torch.zeros(n, *tangents.shape).to(tangents)
+            moved[source, torch.arange(len(source))] = tangents
+            for i, fold in enumerate(self.folds):
+                after, mixed = fold.start(tangents, source) if i == 0 else fold(moved)
+                yield mixed + fold.asked(moved)
+                moved = after
+            return
+        placed = torch.zeros(len(tangents), n, tangents.shape[1]).to(tangents)
+        placed[torch.arange(len(source)), source] = tangents
+        states, outputs = self.runner.through(placed)
+        for state, output in zip(states, outputs, strict=True):
+            yield output.permute(2, 0, 1, 3) if heads else state.transpose(0, 1)
+
+
+def _stack(trace: Trace, attention: str | None) -> Stack:
+    stack = trace.of(attention)
+    if stack.name == "cross" or (len(trace.stacks) > 1 and stack.name == "decoder"):
+        raise InputError(
+            "hidden token attribution reads an encoder, or a decoder of its own: choose attention='encoder'."
+        )
+    for layer in stack:
+        if layer.wiring is None:
+            raise WiringError(f"layer {layer.index}: its wiring is not proved ({layer.reason}).")
+    if tuple(layer.index for layer in stack) != tuple(range(len(stack))):
+        raise InputError(
+            "hidden token attribution follows every layer from 0 on: give the whole trace, and select afterwards."
+        )
+    return stack
+
+
+def _prepare(trace: Trace, model: Model, stack: Stack, budget: int) -> _Sweep:
+    proof = prove_model(model, Prepared(dict(trace.inputs), trace.tokens))
+    runner = Runner(model, proof, dict(trace.inputs), proof.of(stack.name)[: len(stack)], stack.layers)
+    folds, reason = _folds(trace, model, proof, stack, runner, budget)
+    way = "folded forward mode" if folds else f"torch.func.jvp ({reason})"
+    sweep = _Sweep(stack, runner, tuple(folds), way)
+    if not folds:
+        return sweep
+    # Proof of the folding: random directions, at two tokens, against forward mode through the model itself.
+    n, width = stack.layers[0].block_input.shape
+    generator = torch.Generator().manual_seed(1)
+    tangents = torch.randn(2, width, generator=generator).to(stack.layers[0].block_input)
+    source = torch.tensor([0, n - 1])
+    plain = _Sweep(stack, runner, (), "")
+    worst = max(
+        deviation(ours, theirs)
+        for ours, theirs in zip(sweep(tangents, source, False), plain(tangents, source, False), strict=True)
+    )
+    if worst > AGREE.get(tangents.dtype, 1e-4):
+        return _Sweep(stack, runner, (), f"torch.func.jvp (folded matrices miss the model by {worst:.0e})")
+    return sweep
+
+
+def _folds(
+    trace: Trace, model: Model, proof: Proof, stack: Stack, runner: Runner, budget: int
+) -> tuple[list[Fold], str]:
+    """The blocks' matrices, and why there are none where there are none."""
+    layer = stack.layers[0]
+    if layer.block_input.dtype not in AGREE:
+        return [], f"{layer.block_input.dtype} is too coarse to prove a folding in"
+    for each in stack:
+        if not each.keys_proved or each.scale is None or each.grouped_keys is None or each._queries is None:
+            return [], f"layer {each.index}'s weights are not softmax(scale · queries · keys + mask) alone"
+        if each.attention.shape[1] != each.attention.shape[2] or each.outputs.shape != layer.outputs.shape:
+            return [], "its layers differ in shape"
+    n, width = layer.block_input.shape
+    readings = read_blocks(model, proof, trace.inputs)
+    read = [readings[stack.name, each.index] for each in stack]
+    plain = all(r.feedforward is not None and r.maps is not None for r in read)
+    each_size = layer.block_input.element_size() * n * width * (width + layer.outputs.shape[0] * layer.outputs.shape[2])
+    needed = len(stack) * each_size * (1.5 if plain else 2.5)
+    if needed > 0.8 * budget:
+        return [], f"folded matrices would take {needed / 1e9:.1f} GB of the {budget / 1e9:.1f} GB allowed"
+    if plain:
+        return [fold_read(each, reading) for each, reading in zip(stack, read, strict=True)], ""
+    try:
+        return fold_run(runner), ""
+    except (RuntimeError, NotImplementedError) as problem:
+        return [], f"forward mode block by block failed: {' '.join(str(problem).split())[:100]}"
+
+
+def _squared(
+    sweep: _Sweep,
+    n: int,
+    width: int,
+    count: int,
+    mode: str,
+    seed: int,
+    heads: bool,
+    before: tuple[Norm, Tensor] | None,
+    budget: int,
+    progress: bool,
+) -> tuple[Tensor, Tensor]:
+    """Sums over directions of ‖J q‖² and ‖J q‖⁴: (layer, (head,) hidden, input) each, in float64."""
+    layer = sweep.stack.layers[0]
+    depth, dtype = len(sweep.stack), layer.block_input.dtype
+    shape = (depth, layer.outputs.shape[0], n, n) if heads else (depth, n, n)
+    first, second = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
+    size = _columns(sweep, n, width, budget)
+    generator = torch.Generator().manual_seed(seed)
+    work = [(token, start, min(size, count - start)) for token in range(n) for start in range(0, count, size)]
+    groups = _grouped(work, size)
+    probes: dict[int, Tensor] = {}
+    title = f"hidden token attribution, {mode}"
+    with bar(title, len(groups), progress) as step:
+        for group in groups:
+            tangents, source = [], []
+            for token, start, many in group:
+                if token not in probes:  # tokens come in order, so that a seed gives the same probes for any budget
+                    probes.clear()
+                    probes[token] = _directions(width, count, generator)
+                tangents.append(probes[token][start : start + many].to(dtype))
+                source += [token] * many
+            at = torch.tensor(source)
+            directions = torch.cat(tangents)
+            if before is not None:
+                directions = norm_tangent(before[0], before[1][at], directions[:, None])[:, 0]
+            for i, moved in enumerate(_run(sweep, directions, at, heads)):
+                square = moved.to(torch.float64).square().sum(-1) if moved.dtype == torch.float64 else _square(moved)
+                if heads:
+                    square = square.permute(2, 0, 1)  # (head, n, c)
+                first[i].index_add_(-1, at, square)
+                second[i].index_add_(-1, at, square.square())
+            step()
+    return first, second
+
+
+def _run(sweep: _Sweep, directions: Tensor, at: Tensor, heads: bool) -> Iterator[Tensor]:
+    try:
+        yield from sweep(directions, at, heads)
+    except (RuntimeError, NotImplementedError) as problem:
+        if sweep.folds:
+            raise
+        raise ModelError(
+            f"{sweep.runner.model.name} cannot be followed in forward mode: {' '.join(str(problem).split())[:200]}"
+        ) from problem
+
+
+def _square(moved: Tensor) -> Tensor:
+    return torch.einsum("...d,...d->...", moved, moved).to(torch.float64)
+
+
+def _directions(width: int, count: int, generator: torch.Generator) -> Tensor:
+    """(count, d) orthonormal rows: the unit vectors for all d of them, else at random (uniform on the frames)."""
+    if count == width:
+        return torch.eye(width, dtype=torch.float64)
+    q, r = torch.linalg.qr(torch.randn(width, count, generator=generator, dtype=torch.float64))
+    return (q * torch.diagonal(r).sign()).T
+
+
+def _columns(sweep: _Sweep, n: int, width: int, budget: int) -> int:
+    """How many directions go through a layer at once within the budget."""
+    layer = sweep.stack.layers[0]
+    count, bytes_each = layer.outputs.shape[0], layer.block_input.element_size()
+    if sweep.folds:
+        left = budget - sum(fold.bytes for fold in sweep.folds)
+        each = bytes_each * (2 * count * n * n + 12 * n * width)
+        best = max(32, min(2**22 // (n * width), 2**22 // (count * n * n)))  # more at once only leave the cache
+    else:
+        left, best = budget, 256
+        each = bytes_each * (4 * count * n * n + 16 * n * width) * (len(sweep.stack) // 2 + 2)
+    return max(1, min(best, max(left, 0) // each))
+
+
+def _grouped(work: list[tuple[int, int, int]], size: int) -> list[list[tuple[int, int, int]]]:
+    """Pieces of work together up to `size` directions."""
+    groups: list[list[tuple[int, int, int]]] = []
+    for piece in work:
+        if groups and sum(p[2] for p in groups[-1]) + piece[2] <= size:
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+    return groups
+
+
+# -- from sums to shares -------------------------------------------------------------------------------------------
+
+
+def _estimate(first: Tensor, second: Tensor, count: int, width: int) -> tuple[Tensor, Tensor]:
+    """‖J‖_F² and its standard error. Orthonormal probes: k of d cost-free dimensions leave (1 − k/d) of the variance."""
+    mean = first / count * width
+    if count == width:
+        return mean, torch.zeros_like(mean)
+    variance = (second / count - (first / count).square()).clamp(min=0) * count / (count - 1)
+    return mean, width * (variance / count * (1 - count / width)).sqrt()
+
+
+def _shares(squared: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+    """c and its standard error: a_i = √m_i, var a_i = var m_i / 4 m_i, and the delta method on a_i / Σ a."""
+    length = squared.sqrt()
+    total = length.sum(-1, keepdim=True)
+    share = length / total
+    variance = torch.where(squared > 0, error.square() / (4 * squared.clamp(min=torch.finfo(squared.dtype).tiny)), 0.0)
+    rest = variance.sum(-1, keepdim=True) - variance
+    spread = ((1 - share).square() * variance + share.square() * rest).sqrt() / total
+    return share, spread
+
+
+# -- before the embedding norm -------------------------------------------------------------------------------------
+
+
+def _embedding_norm(trace: Trace, model: Model, stack: Stack) -> tuple[Norm, Tensor] | None:
+    """The norm that gave the embeddings, with what it read, (n, d); None where there is none."""
+    x = stack.layers[0].block_input
+    found: list[tuple[Norm, Tensor]] = []
+    hooks = []
+
+    def watch(module: torch.nn.Module, args: Any, output: Any) -> None:
+        given = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
+        if (
+            given is None
+            or not isinstance(output, Tensor)
+            or output.shape != (1, *x.shape)
+            or given.shape != output.shape
+        ):
+            return
+        if found or deviation(output[0], x) > 1e-6:
+            return
+        norm = recognise(module, given, output, 1e-4)
+        if norm is not None:
+            found.append((norm, given[0].detach()))
+
+    try:
+        hooks = [module.register_forward_hook(watch) for module in model.model.modules()]
+        from whence.reading.attach import accepted, evaluating
+
+        with evaluating(model.model):
+            model.model(**accepted(model.model, on_device(model, trace.inputs)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found[0] if found else None

@@ -1,0 +1,219 @@
+// One head: its attention as computed, as far as it matters, and as it could have been; and one row of it in full.
+
+import { h, number, replace, segmented, choice } from "./dom.js";
+import { card } from "./export.js";
+import { CERTAIN, rowName, weightBars } from "./bars.js";
+import { Matrix, cellText, legend } from "./matrix.js";
+import { asNumber, go, state } from "./state.js";
+import { slider } from "./slide.js";
+import { tokenName, tokenText } from "./tokens.js";
+
+const NONE = 65535;
+
+export function chosenHead(stack) {
+  const first = stack.worst.find((c) => c.dimension > 0) ?? stack.worst[0] ?? stack.best[0];
+  const layer = asNumber(state.layer, stack.layers, first?.layer ?? stack.layers[0]);
+  const head = asNumber(state.head, stack.heads, state.layer === "" && first ? first.head : stack.heads[0]);
+  const rows = stack.tokens.text.map((_, i) => i);
+  const listed = [...stack.worst, ...stack.best, ...(stack.witnesses ?? [])].find((c) => c.layer === layer && c.head === head);
+  const query = asNumber(state.query, rows, listed?.query ?? Math.min(1, rows.length - 1));
+  return { layer, head, query };
+}
+
+function same(entry, { layer, head, query }) {
+  return entry.layer === layer && entry.head === head && entry.query === query;
+}
+
+function rowData(block, query, certificate) {
+  const { keys, weight, effective_weight, lower, upper, alternative_weight } = block.arrays;
+  const exact = new Map((certificate?.keys ?? []).map((k, i) => [k, i]));
+  const rows = [];
+  for (let j = 0; j < keys.shape[1]; j++) {
+    const key = keys.q[query * keys.shape[1] + j];
+    if (key === NONE) continue;
+    const i = exact.get(key);
+    rows.push({
+      key, weight: i === undefined ? weight.at(query, j) : certificate.weights[i], effective: effective_weight.at(query, j),
+      lower: i === undefined ? lower.at(query, j) : certificate.lower[i], upper: i === undefined ? upper.at(query, j) : certificate.upper[i],
+      exact: i !== undefined, other: alternative_weight ? alternative_weight.at(query, j) : undefined,
+    });
+  }
+  return rows;
+}
+
+function precise(block, array, place) {
+  const { keys } = block.arrays;
+  const name = { raw: "weight", effective: "effective_weight", alternative: "alternative_weight" }[array];
+  if (block.arrays[name]) for (let j = 0; j < keys.shape[1]; j++) if (keys.q[place.q * keys.shape[1] + j] === place.k) return number(block.arrays[name].at(place.q, j), 4);
+  const found = block.arrays[array];
+  return found ? `≈ ${number(found.at(place.q, place.k), 3)}` : "–";
+}
+
+export class HeadView {
+  constructor(source, stack) {
+    this.source = source;
+    this.stack = stack;
+    this.keys = stack.key_tokens ?? stack.tokens;
+    this.hovered = null;
+    this.bar = h("div", { class: "controls" });
+    this.readout = h("p", { class: "readout", "aria-live": "polite" });
+    this.legendHolder = h("div", {});
+    const hover = (place) => this.hover(place);
+    const pick = (place) => go({ query: place.q });
+    this.maps = {
+      raw: new Matrix({ title: "Raw", about: "as the model computed it", onhover: hover, onpick: pick }),
+      effective: new Matrix({ title: "Effective", about: "the part that the head output depends on", onhover: hover, onpick: pick }),
+      alternative: new Matrix({ title: "Alternative", about: "another map with the same output", onhover: hover, onpick: pick }),
+    };
+    this.text = tokenText({ tokens: stack.tokens, label: "Choose the row: the token that attends", onpick: (i) => go({ query: i }), onhover: (i) => this.hoverText(i) });
+    this.rowHolder = h("div", {});
+    this.slideHolder = h("div", {});
+    this.maps.raw.frame.dataset.map = "raw";
+    const pictures = card("Attention maps", "attention-maps", h("div", {}, this.bar,
+      h("div", { class: "maps" }, Object.values(this.maps).map((m) => m.el)), this.legendHolder, this.readout));
+    this.rowCard = card("One row", "row", h("div", {}, h("p", { class: "hint" }, "Pick the token that attends; rows of the maps can be clicked too."), this.text, this.rowHolder), { csv: () => this.bars?.csv() ?? [] });
+    this.slideCard = card("Move it, and watch the output", "alternative-row", this.slideHolder);
+    this.el = h("div", { class: "view head" }, pictures, this.rowCard, this.slideCard);
+    this.live = new Map();
+  }
+
+  controls() {
+    const { stack } = this, { layer, head } = this.place;
+    const step = (by) => {
+      const all = stack.layers.flatMap((l) => stack.heads.map((k) => [l, k]));
+      const at = all.findIndex(([l, k]) => l === layer && k === head);
+      const next = all[(at + by + all.length) % all.length];
+      go({ layer: next[0], head: next[1], query: "" });
+    };
+    this.step = step;
+    replace(this.bar,
+      choice("Layer", stack.layers.map((l) => [l, l]), layer, (v) => go({ layer: v, head, query: "" })),
+      choice("Head", stack.heads.map((k) => [k, k]), head, (v) => go({ layer, head: v, query: "" })),
+      h("span", { class: "stepper no-export" },
+        h("button", { type: "button", class: "quiet", "aria-label": "Previous head", title: "Previous head ( [ )", onclick: () => step(-1) }, "‹"),
+        h("button", { type: "button", class: "quiet", "aria-label": "Next head", title: "Next head ( ] )", onclick: () => step(1) }, "›")),
+      segmented("Colour scale", [["root", "shades: square root"], ["linear", "linear"]], state.curve === "linear" ? "linear" : "root", (v) => go({ curve: v })),
+      h("span", { class: "facts" }, this.facts()));
+  }
+
+  facts() {
+    const { stack } = this, { layer, head } = this.place;
+    const i = stack.layers.indexOf(layer), j = stack.heads.indexOf(head);
+    const free = stack.grid.free[i][j];
+    return free === 0 ? "every row of this head is the only one with its output" : `null share ${number(stack.grid.null_share[i][j], 2)} · up to ${free} free directions · r raw–effective ${number(stack.grid.r[i][j], 2)}`;
+  }
+
+  async update() {
+    const before = this.place;
+    this.place = chosenHead(this.stack);
+    const { layer, head, query } = this.place;
+    const moved = !before || before.layer !== layer || before.head !== head || this.curve !== state.curve || this.painted !== document.documentElement.dataset.theme;
+    if (!before || before.layer !== layer || before.head !== head || this.curve !== state.curve) this.controls();
+    this.curve = state.curve;
+    this.painted = document.documentElement.dataset.theme;
+    if (moved) {
+      const key = `head/${this.stack.name}/${layer}/${head}`;
+      this.el.setAttribute("aria-busy", "true");
+      let block = null, problem = null;
+      try { block = await this.source.block(key); } catch (error) { problem = error.message; }
+      if (this.place.layer !== layer || this.place.head !== head) return;
+      this.block = block;
+      this.drawMaps(problem);
+      this.el.removeAttribute("aria-busy");
+    }
+    this.drawRow();
+  }
+
+  drawMaps(problem) {
+    const { block } = this, { layer, head } = this.place;
+    const arrays = block?.arrays ?? {};
+    const shown = [arrays.raw, arrays.effective, arrays.alternative].filter(Boolean);
+    const max = Math.max(1e-6, ...shown.map((a) => a.largest));
+    const negative = shown.some((a) => a.q instanceof Int8Array || a.q instanceof Int16Array);
+    const unique = this.stack.grid.free[this.stack.layers.indexOf(layer)][this.stack.heads.indexOf(head)] === 0;
+    const missing = problem ?? "Not in this report; save it with detail=\"standard\" or use whence serve.";
+    for (const [name, map] of Object.entries(this.maps)) {
+      map.set(arrays[name] ?? null, {
+        max, curve: state.curve === "linear" ? "linear" : "root",
+        label: `${map.title.textContent} attention of layer ${layer}, head ${head}: ${this.stack.tokens.text.length} rows (queries) by ${this.keys.text.length} columns (keys). Arrow keys move, Enter picks the row.`,
+        empty: !block ? missing : name === "alternative" ? (unique ? "There is none: every row is the only one with its output." : "Not computed for this head in this report.") : "",
+      });
+    }
+    replace(this.legendHolder, shown.length ? legend(max, state.curve === "linear" ? "linear" : "root", negative) : "");
+    this.hover(null);
+  }
+
+  hover(place) {
+    this.hovered = place;
+    cancelAnimationFrame(this.frame);
+    this.frame = requestAnimationFrame(() => {
+      const where = { q: place?.q ?? -1, k: place?.k ?? -1, chosen: this.place.query };
+      for (const map of Object.values(this.maps)) map.cross(where);
+      if (!this.block) { this.readout.textContent = ""; return; }
+      this.readout.textContent = place
+        ? `${cellText(this.stack.tokens, this.keys, place)}: raw ${precise(this.block, "raw", place)}, effective ${precise(this.block, "effective", place)}${this.block.arrays.alternative ? `, alternative ${precise(this.block, "alternative", place)}` : ""}`
+        : "Rows attend, columns are attended to. Point at a cell, or use the arrow keys.";
+      const row = place ? place.q : this.place.query;
+      if (this.shaded !== row || this.shadedBlock !== this.block) this.shade(row);
+    });
+  }
+
+  hoverText(i) {
+    const k = this.hovered?.k ?? -1;
+    cancelAnimationFrame(this.frame);
+    this.frame = requestAnimationFrame(() => { for (const map of Object.values(this.maps)) map.cross({ q: i, k: i >= 0 ? Math.max(0, k) : -1, chosen: this.place.query }); });
+  }
+
+  shade(row) {
+    this.shaded = row;
+    this.shadedBlock = this.block;
+    if (this.stack.key_tokens === null && this.block) this.text.shade([...this.block.arrays.raw.row(row)], { curve: "root" });
+  }
+
+  drawRow() {
+    const { stack, place, block } = this;
+    this.text.select(place.query);
+    this.hover(null);
+    const certificate = this.live.get(`certify/${place.layer}/${place.head}/${place.query}`) ?? stack.exact?.find((c) => same(c, place));
+    const name = rowName(stack.tokens, place.query);
+    if (!block) { replace(this.rowHolder, h("p", {}, "The weights of this row are not in this report.")); this.bars = null; } else {
+      this.shade(place.query);
+      const rows = rowData(block, place.query, certificate);
+      const rest = 1 - rows.reduce((sum, r) => sum + r.weight, 0);
+      const certain = rows.filter((r) => r.upper - r.lower < CERTAIN).length;
+      this.bars = weightBars({ keys: this.keys, rows, caption: `Layer ${place.layer}, head ${place.head}: weights from ${name}` });
+      replace(this.rowHolder,
+        h("p", { class: "row-say" }, certificate ? certificate.sentence + " " : "", `${certain} of the ${rows.length} weights shown are certain.`,
+          rest > 0.0005 ? ` The ${this.keys.text.length - rows.length} keys not shown hold ${number(rest)}${certificate?.outside !== null && certificate ? `, and at most ${number(certificate.outside)} outside the certified ones` : ""}.` : ""),
+        this.bars,
+        h("p", { class: "hint" }, certificate ? "Whiskers marked exact were proved by linear programs; the others are closed-form bounds, always valid and usually wider." : "Whiskers are closed-form bounds: always valid, usually wider than the exact intervals.",
+          this.source.live && !certificate ? [" ", this.ask("certify", "Prove the exact intervals")] : ""));
+    }
+    this.drawSlide(certificate);
+  }
+
+  drawSlide(certificate) {
+    const { stack, place } = this;
+    const witness = this.live.get(`witness/${place.layer}/${place.head}/${place.query}`) ?? stack.witnesses?.find((w) => same(w, place));
+    const others = (stack.witnesses ?? []).filter((w) => !same(w, place));
+    const links = others.length ? h("p", { class: "hint no-export" }, "Rows with one: ", others.map((w, i) => [i ? ", " : "", h("button", { type: "button", class: "link", onclick: () => go({ layer: w.layer, head: w.head, query: w.query }, { push: true }) }, `layer ${w.layer} head ${w.head} ${tokenName(stack.tokens, w.query)}`)])) : null;
+    if (witness && witness.row) { replace(this.slideHolder, slider({ witness, tokens: stack.tokens, keys: this.keys, certificate }), links); return; }
+    const unique = witness === null || (witness && !witness.row);
+    replace(this.slideHolder, h("p", {}, unique ? "This row is the only one with its output: there is nothing to move it to." : this.source.live ? "Look for another row with the same output, and put it into the model. " : "For this row no alternative was put into the model.",
+      !unique && this.source.live ? this.ask("witness", "Find another row") : ""), links);
+  }
+
+  ask(what, label) {
+    const { layer, head, query } = this.place;
+    const button = h("button", { type: "button", class: "action", onclick: async () => {
+      button.disabled = true;
+      button.textContent = "Working …";
+      try {
+        const found = await this.source.live.ask(what, { attention: this.stack.name, layer, head, query });
+        this.live.set(`${what}/${layer}/${head}/${query}`, found);
+        this.drawRow();
+      } catch (error) { button.disabled = false; button.textContent = `${label} (${error.message})`; }
+    } }, label);
+    return button;
+  }
+}

@@ -1,0 +1,153 @@
+// The page: a bar of views, the live text box where a server answers, and the view that the address names.
+
+import { h, replace, visible } from "./dom.js";
+import { embedded } from "./data.js";
+import { go, onchange, start, state } from "./state.js";
+import { saveSVG, savePNG } from "./export.js";
+import { overviewView } from "./overview.js";
+import { HeadView } from "./head.js";
+import { ProvenanceView } from "./provenance.js";
+import { identityView } from "./identity.js";
+import { predictionView } from "./prediction.js";
+import { Live } from "./live.js";
+
+const VIEWS = [["overview", "Overview"], ["head", "Head"], ["provenance", "Provenance"], ["identity", "Identity"], ["prediction", "Prediction"]];
+const ABOUT = {
+  overview: "Which heads may be read?", head: "What did this head look at, and could it have looked elsewhere?", provenance: "Where did this hidden state come from?",
+  identity: "Is this token still itself?", prediction: "What did the output come from?",
+};
+
+const root = document.getElementById("whence");
+let source = null, live = null, kept = {};
+
+function stackOf() {
+  const { stacks } = source.manifest;
+  return stacks.find((s) => s.name === state.stack) ?? stacks[0];
+}
+
+function view() {
+  const stack = stackOf();
+  const name = available().some(([k]) => k === state.view) ? state.view : "overview";
+  const paint = document.documentElement.dataset.theme;
+  if (kept.source !== source || kept.stack !== stack || kept.paint !== paint) kept = { source, stack, paint };
+  if (name === "head") { kept.head ??= new HeadView(source, stack); kept.head.update(); return [name, kept.head.el]; }
+  if (name === "provenance") { kept.provenance ??= new ProvenanceView(source); kept.provenance.update(); return [name, kept.provenance.el]; }
+  if (name === "identity") return [name, identityView(source)];
+  if (name === "prediction") return [name, predictionView(source)];
+  return [name, overviewView(source, stack)];
+}
+
+function available() {
+  return VIEWS.filter(([name]) => name !== "prediction" || source?.manifest.prediction);
+}
+
+const tabs = h("nav", { class: "tabs", "aria-label": "Views" });
+const heading = h("div", { class: "heading" });
+const main = h("main", { id: "main", tabindex: "-1" });
+const stacks = h("div", { class: "stack-choice" });
+const message = h("div", { class: "message", role: "status", "aria-live": "polite" });
+
+function focusKey(element) {
+  if (!element || !main.contains(element)) return null;
+  if (element.type === "radio") return `input[type=radio][value="${CSS.escape(element.value)}"]`;
+  return null;
+}
+
+function draw() {
+  if (!source) return;
+  const focused = focusKey(document.activeElement);
+  const [name, element] = view();
+  replace(tabs, available().map(([key, title]) => h("button", { type: "button", class: "tab", "aria-current": key === name ? "page" : undefined, onclick: () => { go({ view: key }, { push: true }); scrollTo(0, 0); } }, title)));
+  const { manifest } = source;
+  replace(heading, h("h1", {}, ABOUT[name]),
+    h("p", { class: "context" }, h("b", {}, manifest.model), ` · ${stackOf().tokens.text.length} tokens · ${stackOf().layers.length} layers × ${stackOf().heads.length} heads of ${stackOf().head_size}`,
+      h("span", { class: "view-export no-export" },
+        h("button", { type: "button", class: "quiet", onclick: () => saveSVG(main, `whence-${name}`) }, "View as SVG"),
+        h("button", { type: "button", class: "quiet", onclick: () => savePNG(main, `whence-${name}`) }, "View as PNG"))));
+  replace(stacks, manifest.stacks.length > 1 ? manifest.stacks.map((s) => h("button", { type: "button", class: "tab small", "aria-pressed": s === stackOf() ? "true" : "false", onclick: () => go({ stack: s.name, layer: "", head: "", query: "" }) }, s.name)) : "");
+  if (main.firstChild !== element) replace(main, element);
+  if (focused) main.querySelector(focused)?.focus({ preventScroll: true });
+  document.title = `${VIEWS.find(([k]) => k === name)[1]} · ${visible((manifest.text ?? "").slice(0, 50))} · ${manifest.model} · whence`;
+}
+
+function themeButton() {
+  const names = { "": "Theme: system", light: "Theme: light", dark: "Theme: dark" };
+  const order = ["", "light", "dark"];
+  const set = (value) => {
+    if (value) document.documentElement.dataset.theme = value; else delete document.documentElement.dataset.theme;
+    button.textContent = names[value];
+    try { localStorage.setItem("whence-theme", value); } catch { /* a page without storage forgets it */ }
+    kept = {};
+    draw();
+  };
+  const button = h("button", { type: "button", class: "quiet theme", onclick: () => set(order[(order.indexOf(document.documentElement.dataset.theme ?? "") + 1) % 3]) }, names[""]);
+  let saved = "";
+  try { saved = localStorage.getItem("whence-theme") ?? ""; } catch { /* as above */ }
+  if (saved in names) { button.textContent = names[saved]; if (saved) document.documentElement.dataset.theme = saved; }
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { kept = {}; draw(); });
+  return button;
+}
+
+function textBox() {
+  const area = h("textarea", { id: "text", rows: 3, maxlength: live.limits.text, placeholder: "Any text", spellcheck: "false", dir: "auto" });
+  area.value = state.text;
+  const model = h("select", { id: "model" }, live.models.map((m) => h("option", { value: m.name, selected: m.name === state.model }, m.name)));
+  const run = h("button", { type: "submit", class: "action" }, "Look");
+  const stop = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => live.cancel() }, "Cancel");
+  const bar = h("progress", { max: 1, value: 0, hidden: true, "aria-label": "Progress" });
+  const look = async () => {
+    if (!area.value.trim()) { replace(message, "Give a text first."); return; }
+    run.disabled = true;
+    stop.hidden = bar.hidden = false;
+    replace(message, "Waiting …");
+    go({ text: area.value, model: model.value });
+    try {
+      source = await live.open({ model: model.value, text: area.value }, (job) => { bar.value = job.progress; replace(message, `${job.message} …`); });
+      replace(message, "");
+      draw();
+    } catch (error) {
+      replace(message, h("span", { class: "problem" }, error.message));
+    } finally {
+      run.disabled = false;
+      stop.hidden = bar.hidden = true;
+    }
+  };
+  const form = h("form", { class: "ask", onsubmit: (event) => { event.preventDefault(); look(); } },
+    h("label", { class: "hidden", for: "text" }, "Text"), area,
+    h("div", { class: "ask-row" }, h("label", { for: "model" }, "Model"), model, run, stop, bar));
+  area.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); look(); } });
+  return { form, look };
+}
+
+function keys(event) {
+  if (!source || event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) return;
+  const found = available()[Number(event.key) - 1];
+  if (found) { go({ view: found[0] }, { push: true }); event.preventDefault(); return; }
+  if (state.view === "head" && kept.head?.step && (event.key === "[" || event.key === "]")) kept.head.step(event.key === "]" ? 1 : -1);
+}
+
+async function open() {
+  start();
+  source = embedded();
+  const box = h("div", {});
+  const footer = h("footer", {});
+  replace(root,
+    h("a", { class: "skip", href: "#main", onclick: (event) => { event.preventDefault(); main.focus(); } }, "Skip to the content"),
+    h("header", { class: "top" }, h("div", { class: "bar" }, h("span", { class: "brand" }, "whence"), tabs, themeButton()), box),
+    h("div", { class: "page" }, message, heading, stacks, main, footer));
+  onchange(draw);
+  addEventListener("keydown", keys);
+  if (!source) {
+    try { live = await Live.connect(); } catch (error) { replace(message, `The server does not answer: ${error.message}`); return; }
+    const { form, look } = textBox();
+    replace(box, form);
+    replace(heading, h("h1", {}, "Where did this hidden state come from, and may its attention be read?"), h("p", { class: "context" }, "Give a text; the model answers on this machine."));
+    if (state.text) await look();
+  }
+  replace(footer, h("p", {}, "Keys: 1–5 choose a view, [ and ] step through the heads, arrows move within grids, maps and texts. ",
+    source ? `Made with whence ${source.manifest.versions.whence}, torch ${source.manifest.versions.torch}, transformers ${source.manifest.versions.transformers}.` : ""));
+  draw();
+  root.dataset.ready = "true";
+}
+
+open();

@@ -1,0 +1,170 @@
+// An attention map on a canvas: thousands of cells without an element for each, one crosshair over all of them.
+
+import { h, number } from "./dom.js";
+import { colour, css } from "./colour.js";
+import { tokenName } from "./tokens.js";
+
+const INSET = 1;
+
+// Where a quantised cell lies on the colour scale, for every integer it can be.
+function lookup(array, max, curve) {
+  const words = array.q.BYTES_PER_ELEMENT === 1 ? 256 : 65536;
+  const signed = array.q instanceof Int8Array || array.q instanceof Int16Array;
+  const table = new Uint32Array(words);
+  for (let i = 0; i < words; i++) {
+    const q = signed && i >= words / 2 ? i - words : i;
+    const [r, g, b] = colour(array.value(q) / max, curve);
+    table[i] = (255 << 24) | (b << 16) | (g << 8) | r;
+  }
+  return { table, mask: words - 1 };
+}
+
+export class Matrix {
+  constructor({ title, about, onhover, onpick }) {
+    this.onhover = onhover;
+    this.onpick = onpick;
+    this.base = h("canvas", { class: "base", "aria-hidden": "true" });
+    this.over = h("canvas", { class: "over", "aria-hidden": "true" });
+    this.frame = h("div", { class: "matrix-frame", tabindex: "0", role: "group", "aria-roledescription": "attention map", "aria-label": title },
+      this.base, this.over);
+    this.note = h("p", { class: "matrix-note" });
+    this.title = h("h3", {}, title);
+    this.el = h("figure", { class: "matrix" }, this.title, h("p", { class: "about" }, about), this.frame, this.note);
+    this.place = { q: 0, k: 0 };
+    this.frame.addEventListener("pointermove", (event) => this.pointed(event, this.onhover));
+    this.frame.addEventListener("pointerleave", () => this.onhover(null));
+    this.frame.addEventListener("click", (event) => this.pointed(event, this.onpick));
+    this.frame.addEventListener("keydown", (event) => this.keyed(event));
+    new ResizeObserver(() => this.draw()).observe(this.frame);
+  }
+
+  pointed(event, act) {
+    if (!this.array) return;
+    const box = this.frame.getBoundingClientRect();
+    const [rows, columns] = this.array.shape;
+    const q = Math.floor(((event.clientY - box.top - INSET) / (box.height - 2 * INSET)) * rows);
+    const k = Math.floor(((event.clientX - box.left - INSET) / (box.width - 2 * INSET)) * columns);
+    if (q >= 0 && q < rows && k >= 0 && k < columns) { this.place = { q, k }; act({ q, k }); }
+  }
+
+  keyed(event) {
+    if (!this.array) return;
+    const [rows, columns] = this.array.shape;
+    const page = event.shiftKey ? 10 : 1;
+    const step = { ArrowUp: [-page, 0], ArrowDown: [page, 0], ArrowLeft: [0, -page], ArrowRight: [0, page], Home: [0, -columns], End: [0, columns], PageUp: [-10, 0], PageDown: [10, 0] }[event.key];
+    if (step) {
+      this.place = {
+        q: Math.max(0, Math.min(rows - 1, this.place.q + step[0])),
+        k: Math.max(0, Math.min(columns - 1, this.place.k + step[1])),
+      };
+      this.onhover(this.place);
+    } else if (event.key === "Enter" || event.key === " ") this.onpick(this.place);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  set(array, { max, curve, label, empty }) {
+    this.array = array;
+    this.max = max;
+    this.curve = curve;
+    this.note.textContent = array ? "" : empty ?? "";
+    this.frame.classList.toggle("empty", !array);
+    this.frame.setAttribute("aria-label", label);
+    if (array) this.frame.style.aspectRatio = `${array.shape[1]} / ${array.shape[0]}`;
+    this.draw();
+  }
+
+  // One device pixel shows the largest of the cells that fall on it: nothing strong disappears.
+  draw() {
+    const box = this.frame.getBoundingClientRect();
+    const scale = devicePixelRatio || 1;
+    const width = Math.max(1, Math.round((box.width - 2) * scale)), height = Math.max(1, Math.round((box.height - 2) * scale));
+    for (const canvas of [this.base, this.over]) {
+      if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; }
+    }
+    const context = this.base.getContext("2d");
+    context.clearRect(0, 0, width, height);
+    if (!this.array) { this.cross(null); return; }
+    const [rows, columns] = this.array.shape;
+    const { table, mask } = lookup(this.array, this.max, this.curve);
+    const wide = Math.min(columns, width), tall = Math.min(rows, height);
+    const image = new ImageData(wide, tall);
+    const pixels = new Uint32Array(image.data.buffer);
+    const q = this.array.q;
+    if (wide === columns && tall === rows) {
+      for (let i = 0; i < pixels.length; i++) pixels[i] = table[q[i] & mask];
+    } else {
+      for (let y = 0; y < tall; y++) {
+        const top = Math.floor((y * rows) / tall), bottom = Math.max(top + 1, Math.floor(((y + 1) * rows) / tall));
+        for (let x = 0; x < wide; x++) {
+          const left = Math.floor((x * columns) / wide), right = Math.max(left + 1, Math.floor(((x + 1) * columns) / wide));
+          let best = 0;
+          for (let r = top; r < bottom; r++) for (let c = left; c < right; c++) {
+            const v = q[r * columns + c];
+            if (Math.abs(v) > Math.abs(best)) best = v;
+          }
+          pixels[y * wide + x] = table[best & mask];
+        }
+      }
+    }
+    const sheet = new OffscreenCanvas(wide, tall);
+    sheet.getContext("2d").putImageData(image, 0, 0);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(sheet, 0, 0, width, height);
+    this.cross(this.crossed);
+  }
+
+  // {q, k, chosen}: the hovered cell and the chosen row.
+  cross(where) {
+    this.crossed = where;
+    const context = this.over.getContext("2d");
+    const { width, height } = this.over;
+    context.clearRect(0, 0, width, height);
+    if (!where || !this.array) return;
+    const [rows, columns] = this.array.shape;
+    const scale = devicePixelRatio || 1;
+    const tall = height / rows, wide = width / columns;
+    const style = getComputedStyle(this.frame);
+    const band = (y, thick, stroke, alpha) => {
+      context.strokeStyle = stroke;
+      context.globalAlpha = alpha;
+      context.lineWidth = thick * scale;
+      const h = Math.max(tall, 3 * scale);
+      context.strokeRect(context.lineWidth / 2, y * tall + tall / 2 - h / 2, width - context.lineWidth, h);
+      context.globalAlpha = 1;
+    };
+    if (where.chosen >= 0) band(where.chosen, 1.5, style.getPropertyValue("--accent"), 1);
+    if (where.q >= 0 && where.k >= 0) {
+      this.place = { q: where.q, k: where.k };
+      context.strokeStyle = style.getPropertyValue("--ink");
+      context.lineWidth = scale;
+      context.globalAlpha = 0.45;
+      context.beginPath();
+      context.moveTo(0, (where.q + 0.5) * tall); context.lineTo(width, (where.q + 0.5) * tall);
+      context.moveTo((where.k + 0.5) * wide, 0); context.lineTo((where.k + 0.5) * wide, height);
+      context.stroke();
+      context.globalAlpha = 1;
+      const w = Math.max(wide, 6 * scale), t = Math.max(tall, 6 * scale);
+      context.strokeRect((where.k + 0.5) * wide - w / 2, (where.q + 0.5) * tall - t / 2, w, t);
+    }
+  }
+}
+
+// The one scale of all maps, with its ticks where the values are.
+export function legend(max, curve, negative) {
+  const from = negative ? -max : 0;
+  const count = 160;
+  const bar = h("div", { class: "legend-bar", "aria-hidden": "true" });
+  for (let i = 0; i < count; i++) {
+    const value = from + ((max - from) * (i + 0.5)) / count;
+    bar.append(h("i", { style: { backgroundColor: css(colour(value / max, curve)) } }));
+  }
+  const marks = negative ? [-max, 0, max] : [0, max / 2, max];
+  return h("div", { class: "legend" }, h("span", { class: "legend-name" }, "weight"), h("div", { class: "legend-body" }, bar,
+    h("div", { class: "legend-marks" }, marks.map((m) => h("span", {}, number(m, 2))))));
+}
+
+export function cellText(tokens, keys, { q, k }) {
+  return `from ${tokenName(tokens, q)} (${q}) to ${tokenName(keys, k)} (${k})`;
+}

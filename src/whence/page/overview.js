@@ -1,0 +1,81 @@
+// The first look: what is true of the text, which heads may be read, and a row that could have been another.
+
+import { h, number, replace, segmented, small } from "./dom.js";
+import { card } from "./export.js";
+import { headGrid } from "./grid.js";
+import { go, state } from "./state.js";
+import { tokenName, tokenText } from "./tokens.js";
+import { outputPicture } from "./output.js";
+import { colour, css } from "./colour.js";
+
+function intervals(certificate, keys) {
+  return h("ul", { class: "mini" }, certificate.keys.slice(0, 3).map((key, i) => {
+    const [w, lo, hi] = [certificate.weights[i], certificate.lower[i], certificate.upper[i]];
+    return h("li", {}, h("bdi", {}, tokenName(keys, key)),
+      h("span", { class: "range", role: "img", "aria-label": `weight ${number(w)}, could be ${number(lo)} to ${number(hi)}` },
+        h("i", { class: "span", style: { left: `${lo * 100}%`, width: `${Math.max(0.6, (hi - lo) * 100)}%` } }),
+        h("i", { class: "dot", style: { left: `${w * 100}%` } })),
+      h("span", { class: "num" }, `${number(w, 2)}  [${number(lo, 2)}, ${number(hi, 2)}]`));
+  }));
+}
+
+function listed(stack, certificates, kind) {
+  const keys = stack.key_tokens ?? stack.tokens;
+  return h("ol", { class: `listed ${kind}` }, certificates.map((c) => h("li", {},
+    h("button", { type: "button", class: "link", onclick: () => go({ view: "head", stack: stack.name, layer: c.layer, head: c.head, query: c.query }, { push: true }) },
+      `Layer ${c.layer}, head ${c.head}`),
+    h("p", {}, kind === "worst" ? c.sentence : c.sentences[0]),
+    intervals(c, keys))));
+}
+
+function hero(stack) {
+  const witness = stack.witnesses?.[0];
+  if (!witness) return null;
+  const keys = stack.key_tokens ?? stack.tokens;
+  const most = Math.max(...witness.row, ...witness.alternative);
+  const strip = (values) => { const text = tokenText({ tokens: keys, compact: true }); text.shade(values, { max: most, curve: "root" }); return text; };
+  const top = (values) => { const i = values.indexOf(Math.max(...values)); return `most on ${tokenName(keys, i)}, ${number(values[i], 2)}`; };
+  const last = witness.path?.at(-1), control = witness.control?.at(-1);
+  const what = last && last.logits !== null ? "logits" : "final_states";
+  return card("The same output from other attention", "counter-example", h("div", { class: "hero" },
+    h("p", { class: "lead" }, `Layer ${witness.layer}, head ${witness.head}: what does ${tokenName(stack.tokens, witness.query)} attend to? `,
+      "The model cannot tell these two answers apart."),
+    h("div", { class: "pair" },
+      h("figure", {}, h("figcaption", {}, h("b", {}, "As computed"), h("span", {}, top(witness.row))), strip(witness.row)),
+      h("figure", {}, h("figcaption", {}, h("b", {}, "Just as good"), h("span", {}, top(witness.alternative))), strip(witness.alternative))),
+    last ? h("p", { class: "verdict" }, h("b", {}, number(witness.total_variation, 2)), " of the attention was moved. With the right row in its place, the model’s ",
+      what === "logits" ? "logits" : "final states", " changed by ", h("b", { class: "same" }, small(last[what])), "; a random row as far away changes them by ", h("b", { class: "moved" }, small(control[what])), ". ",
+      h("button", { type: "button", class: "link no-export", onclick: () => go({ view: "head", stack: stack.name, layer: witness.layer, head: witness.head, query: witness.query }, { push: true }) }, "Move it yourself")) : null,
+  ), { csv: () => [["position", "token", "attention", "alternative"], ...keys.text.map((t, i) => [i, t, witness.row[i], witness.alternative[i]])] });
+}
+
+export function overviewView(source, stack) {
+  const about = source.manifest.quantities;
+  const quantity = about[state.quantity] ? state.quantity : "null_share";
+  const info = h("p", { class: "grid-info", "aria-live": "polite" }, about[quantity].about);
+  const body = h("div", {});
+  const pick = (layer, head) => go({ view: "head", stack: stack.name, layer, head, query: "" }, { push: true });
+  const hover = (layer, head) => {
+    const i = stack.layers.indexOf(layer), j = stack.heads.indexOf(head);
+    const value = stack.grid[quantity][i][j];
+    info.textContent = `Layer ${layer}, head ${head}: ${about[quantity].title.toLowerCase()} ${quantity === "free" ? value : number(value)}, null share ${number(stack.grid.null_share[i][j], 2)}, r ${number(stack.grid.r[i][j], 2)}. Open it with a click or Enter.`;
+  };
+  const scale = h("div", { class: "bad-scale" }, h("span", {}, "read it"), h("i", { style: { background: `linear-gradient(to right, ${[0, 0.25, 0.5, 0.75, 0.92].map((v) => css(colour(-v))).join(",")})` } }), h("span", {}, "do not"));
+  replace(body,
+    segmented("Colour the heads by", Object.entries(about).map(([k, v]) => [k, v.title]), quantity, (k) => go({ quantity: k })),
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "grid of heads" }, headGrid({ stack, quantity, about: about[quantity], onpick: pick, onhover: hover, chosen: null })),
+    h("div", { class: "grid-foot" }, info, scale));
+  const grid = card("Every head", "heads", body, {
+    csv: () => [["layer", "head", ...Object.keys(about)], ...stack.layers.flatMap((layer, i) => stack.heads.map((head, j) => [layer, head, ...Object.keys(about).map((k) => stack.grid[k][i][j])]))],
+  });
+  const worst = stack.worst.filter((c) => c.dimension > 0);
+  const lists = h("div", { class: "columns" },
+    card(worst.length ? `${["", "The head", "The two heads", "The three heads"][worst.length] ?? "Heads"} you should not read` : "No head that you should not read", "do-not-read",
+      worst.length ? listed(stack, worst, "worst") : h("p", {}, "Every row of every head is the only one with its output.")),
+    card(`${["", "The head", "The two heads", "The three heads"][stack.best.length] ?? "Heads"} you may read`, "may-read", listed(stack, stack.best, "best")));
+  const prediction = source.manifest.prediction;
+  return h("div", { class: "view overview" },
+    h("div", { class: "findings" }, stack.findings.slice().reverse().map((s, i) => h("p", { class: i === 0 ? "first" : "" }, s))),
+    prediction ? card(`The model’s ${prediction.output.what}`, "output", outputPicture(prediction.output)) : null,
+    hero(stack), grid, lists);
+}

@@ -1,0 +1,50 @@
+// What the output came from: several methods' attributions, line by line.
+
+import { h, number } from "./dom.js";
+import { card } from "./export.js";
+import { dataTable } from "./chart.js";
+import { outputPicture } from "./output.js";
+import { tokenName, tokenText } from "./tokens.js";
+
+function ranks(values) {
+  const order = values.map((v, i) => [v, i]).sort((a, b) => a[0] - b[0]);
+  const out = new Array(values.length);
+  for (let i = 0; i < order.length;) {
+    let j = i;
+    while (j + 1 < order.length && order[j + 1][0] === order[i][0]) j++;
+    for (let k = i; k <= j; k++) out[order[k][1]] = (i + j) / 2;
+    i = j + 1;
+  }
+  return out;
+}
+
+function spearman(a, b) {
+  const [x, y] = [ranks(a), ranks(b)];
+  const mean = (v) => v.reduce((s, t) => s + t, 0) / v.length;
+  const [mx, my] = [mean(x), mean(y)];
+  let [xy, xx, yy] = [0, 0, 0];
+  for (let i = 0; i < x.length; i++) { xy += (x[i] - mx) * (y[i] - my); xx += (x[i] - mx) ** 2; yy += (y[i] - my) ** 2; }
+  return xx && yy ? xy / Math.sqrt(xx * yy) : null;
+}
+
+export function predictionView(source) {
+  const { prediction } = source.manifest;
+  const known = prediction.attributions.filter((a) => !a.reason);
+  const missing = prediction.attributions.filter((a) => a.reason);
+  const { tokens } = prediction;
+  const lines = known.map((a) => {
+    const text = tokenText({ tokens, compact: true });
+    text.shade(a.values, { curve: "root" });
+    const top = a.values.map((v, i) => [v, i]).filter(([, i]) => !tokens.special[i]).sort((x, y) => Math.abs(y[0]) - Math.abs(x[0])).slice(0, 3);
+    return h("div", { class: "attribution" }, h("h3", {}, a.title, h("small", {}, a.paper ? ` ${a.paper}` : "")), text,
+      h("p", { class: "hint" }, "Most: ", top.map(([v, i]) => `${tokenName(tokens, i)} ${number(v)}`).join(", "), a.signed ? ". Blue speaks for it, orange against." : "."));
+  });
+  const table = dataTable(["position", "token", ...known.map((a) => a.title)], tokens.text.map((t, i) => [i, tokenName(tokens, i), ...known.map((a) => a.values[i])]));
+  const agreement = dataTable(["Spearman ρ", ...known.map((a) => a.title)], known.map((a) => [a.title, ...known.map((b) => spearman(a.values, b.values))]), 2);
+  return h("div", { class: "view prediction" },
+    card(`The model’s ${prediction.output.what}`, "output", outputPicture(prediction.output)),
+    card("What it came from", "attributions", h("div", {}, lines,
+      missing.length ? h("p", { class: "hint" }, "Not available here: ", missing.map((m) => `${m.title} (${m.reason})`).join("; ")) : null), {
+      csv: () => [["position", "token", ...known.map((a) => a.name)], ...tokens.text.map((t, i) => [i, t, ...known.map((a) => a.values[i])])] }),
+    h("div", { class: "columns" }, card("Do the methods agree?", "agreement", agreement), card("Token by token", "attribution-table", table)));
+}

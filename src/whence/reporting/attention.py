@@ -1,0 +1,153 @@
+"""The attention part of the page's data: the grid of heads, the findings, the listed heads and what is exact there."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from whence.attention.certify import TokenCertificate, certify
+from whence.attention.overview import Overview
+from whence.reading.tokens import Tokens
+from whence.reading.trace import Stack, Trace
+from whence.reporting.counter_examples import counter_example
+
+QUANTITIES: dict[str, dict[str, str]] = {
+    "null_share": {
+        "title": "Null share",
+        "about": "How much of a row lies where the head output cannot see it, ‖a − a⊥‖₁ / ‖a‖₁; the mean over the rows. 0: nothing.",
+        "bad": "high",
+    },
+    "width": {
+        "title": "Width of the bounds",
+        "about": "Between which two numbers must a row's heaviest weight lie? The distance of the closed-form bounds, the mean over the rows. 0: certain.",
+        "bad": "high",
+    },
+    "r": {
+        "title": "r raw–effective",
+        "about": "Pearson correlation of the raw weights with the effective ones, over all rows of the head. 1: the same picture.",
+        "bad": "low",
+    },
+    "special_mass": {
+        "title": "To special tokens",
+        "about": "Raw attention that goes to special tokens such as [CLS] and [SEP]; the mean over the rows.",
+        "bad": "high",
+    },
+    "effective_special_mass": {
+        "title": "To special tokens, effective",
+        "about": "The same of effective attention: what of it the head output depends on.",
+        "bad": "high",
+    },
+    "free": {
+        "title": "Free directions",
+        "about": "In how many independent directions can a row be moved, as an attention row, with the same head output? The most over the rows.",
+        "bad": "high",
+    },
+}  # fmt: skip
+"""What the grid can be coloured by; `bad` says which end means that a head must not be read."""
+
+
+def tokens_data(tokens: Tokens) -> dict[str, Any]:
+    """Tokens as the page needs them: text, raw, special, kind, and whether each is glued to the one before."""
+    glued = [False] * len(tokens)
+    for i in range(1, len(tokens)):
+        if tokens.special[i] or tokens.special[i - 1]:
+            continue
+        if tokens.spans is not None and tokens.spans[i] is not None and tokens.spans[i - 1] is not None:
+            glued[i] = tokens.spans[i][0] <= tokens.spans[i - 1][1] and not _begins_with_space(tokens.raw[i])  # type: ignore[index]
+        elif tokens.words is not None:
+            glued[i] = tokens.words[i] is not None and tokens.words[i] == tokens.words[i - 1]
+    return {
+        "text": list(tokens.text),
+        "raw": list(tokens.raw),
+        "special": list(tokens.special),
+        "kind": list(tokens.kinds()),
+        "glued": glued,
+    }
+
+
+def _begins_with_space(raw: str) -> bool:
+    return raw[:1] in ("Ġ", "▁", " ", "Ċ")
+
+
+def stack_data(trace: Trace, stack: Stack, seen: Overview) -> dict[str, Any]:
+    """One stack's grid, findings and listed rows."""
+    found = seen.identifiability
+    grid: dict[str, Tensor] = {
+        "null_share": found.values.mean(-1),
+        "width": seen.width,
+        "r": found.extra["head_r"],
+        "special_mass": seen.special_mass,
+        "effective_special_mass": seen.effective_special_mass,
+        "free": seen.free,
+    }
+    rows = found.extra["simplex_null_dimension"]
+    return {
+        "name": stack.name,
+        "tokens": tokens_data(stack.tokens),
+        "key_tokens": None if stack.key_tokens is stack.tokens else tokens_data(stack.key_tokens),
+        "layers": list(found.layers),
+        "heads": list(found.heads),
+        "head_size": seen.head_size,
+        "causal": bool(stack.layers[0].causal),
+        "grid": {name: [[plain(v) for v in row] for row in t.tolist()] for name, t in grid.items()},
+        "rank": [[int(found.extra["rank"][i].min()), int(found.extra["rank"][i].max())] for i in range(len(found.layers))],
+        "free_rows": float((rows > 0).double().mean()),
+        "findings": seen.sentences(),
+        "worst": [listed(c) for c in seen.worst],
+        "best": [listed(c) for c in seen.best],
+    }
+
+
+def listed(certificate: TokenCertificate) -> dict[str, Any]:
+    """A certified row: the exact interval of each weight and what follows from them."""
+    return {
+        "layer": certificate.layer,
+        "head": certificate.head,
+        "query": certificate.query,
+        "dimension": certificate.dimension,
+        "keys": certificate.keys.tolist(),
+        "weights": certificate.weights.tolist(),
+        "lower": certificate.lower.tolist(),
+        "upper": certificate.upper.tolist(),
+        "outside": plain(certificate.outside),
+        "certain": certificate.pairs[certificate.certain].tolist(),
+        "sentence": certificate.sentence(certificate.widest),
+        "sentences": certificate.sentences(),
+        "checked": certificate.check(),
+    }
+
+
+def exact_rows(
+    trace: Trace, seen: Overview, *, top: int = 5, budget: float = 5.0, attention: str | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Exact intervals of the listed rows, then of the other rows of the listed heads while `budget` seconds last."""
+    begin = time.monotonic()
+    chosen = [(c.layer, c.head, c.query) for c in (*seen.worst, *seen.best)]
+    n = seen.tokens
+    rest = [(layer, head, query) for query in range(n) for layer, head, _ in chosen]
+    found: dict[tuple[int, int, int], dict[str, Any]] = {}
+    for i, place in enumerate((*chosen, *rest)):
+        if place in found:
+            continue
+        if i >= len(chosen) and (time.monotonic() - begin > budget or stop()):
+            break
+        found[place] = listed(certify(trace, *place, top=top, attention=attention))
+    return list(found.values())
+
+
+def counter_examples(trace: Trace, seen: Overview, attention: str | None) -> list[dict[str, Any]]:
+    """Witnesses of the listed rows that have one, the least certain first."""
+    found = [counter_example(trace, c.layer, c.head, c.query, attention) for c in seen.worst if c.dimension > 0]
+    return [f for f in found if f is not None]
+
+
+def plain(value: Any) -> Any:
+    """A number that JSON can hold: NaN and infinity become None, floats keep nine digits."""
+    if isinstance(value, float):
+        return float(f"{value:.9g}") if math.isfinite(value) else None
+    return value

@@ -1,0 +1,71 @@
+"""Rows with a witness, followed from the original to the alternative, with the model run at every stop on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.attention.witness import RowWitness, relative, witness
+from whence.core.witness import random_row_at
+from whence.reading.substitution import Replace, Substituted, substitute
+from whence.reading.trace import Trace
+from whence.reporting.outputs import describe_output
+
+STOPS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def counter_example(
+    trace: Trace, layer: int, head: int, query: int, attention: str | None, *, stops: tuple[float, ...] = STOPS, seed: int = 0
+) -> dict[str, Any] | None:
+    """The row's witness and the model's output at `stops` from the row to it; None where the row is the only one.
+
+    `path` and `control` (a random row at the same distance): a, the share of the way; output; change of the final
+    states and of the logits, relative to the unchanged row put in by the same path.
+    """
+    found = witness(trace, layer, head, query, attention=attention, seed=seed)
+    if not found.found:
+        return None
+    plain = {
+        "layer": layer, "head": head, "query": query,
+        "row": _short(found.row), "alternative": _short(found.alternative),
+        "total_variation": found.total_variation, "residual": found.residual, "statement": found.statement,
+    }  # fmt: skip
+    if trace.model is None:
+        return {**plain, "path": None, "reason": "the trace came without its model, so it was not put into it"}
+    other = _control(trace, found, seed)
+    baseline = _run(trace, found, found.row)
+    return {
+        **plain,
+        "control_row": _short(other),
+        "path": [_stop(trace, found, a, found.alternative, baseline) for a in stops],
+        "control": [_stop(trace, found, a, other, baseline) for a in stops],
+    }
+
+
+def _control(trace: Trace, found: RowWitness, seed: int) -> Tensor:
+    layer = trace.of(found.attention)[found.layer]
+    visible = layer.visible
+    if visible is not None:
+        visible = visible[found.query] if visible.dim() == 2 else visible[layer.heads.index(found.head), found.query]
+    total = found.row.sum()
+    return random_row_at(found.row / total, found.total_variation, seed=seed, visible=visible) * total
+
+
+def _stop(trace: Trace, found: RowWitness, a: float, end: Tensor, baseline: Substituted) -> dict[str, Any]:
+    result = baseline if a == 0 else _run(trace, found, found.row + a * (end - found.row))
+    return {
+        "a": a,
+        "output": describe_output(result.logits, result.final_states, trace.model, trace.inputs.get("input_ids")),
+        "final_states": relative(result.final_states, baseline.final_states),
+        "logits": relative(result.logits, baseline.logits),
+    }
+
+
+def _run(trace: Trace, found: RowWitness, row: Tensor) -> Substituted:
+    return substitute(trace, Replace(found.layer, row.to(torch.float64), found.head, found.query, found.attention))
+
+
+def _short(row: Tensor) -> list[float]:
+    return [round(v, 7) for v in row.tolist()]

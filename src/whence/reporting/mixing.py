@@ -1,0 +1,121 @@
+"""The provenance and identity part of the page's data: what each hidden token is made of, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.errors import WhenceError
+from whence.mixing.contributions import EMBEDDINGS, Contributions
+from whence.mixing.mixture import Mixture
+from whence.reading.trace import Trace
+from whence.reporting.attention import plain, tokens_data
+from whence.reporting.quantise import pack, quantise
+
+TITLES = {
+    "alti": "ALTI",
+    "attention": "Attention, no residual",
+    "decompx": "DecompX",
+    "effective": "Effective attention, no residual",
+    "effective-rollout": "Effective attention rollout",
+    "flow": "Attention flow",
+    "globenc": "GlobEnc",
+    "hidden-token-attribution": "Hidden token attribution",
+    "norms": "Norms",
+    "rollout": "Attention rollout",
+    "value-zeroing": "Value zeroing",
+}
+PAPERS = {
+    "alti": "Ferrando et al. 2022",
+    "attention": "",
+    "decompx": "Modarressi et al. 2023",
+    "effective": "Brunner et al. 2020",
+    "effective-rollout": "Abnar & Zuidema 2020, with Brunner et al. 2020",
+    "flow": "Abnar & Zuidema 2020",
+    "globenc": "Modarressi et al. 2022",
+    "hidden-token-attribution": "Brunner et al. 2020",
+    "norms": "Kobayashi et al. 2021",
+    "rollout": "Abnar & Zuidema 2020",
+    "value-zeroing": "Mohebbi et al. 2023",
+}
+
+
+def mixture_data(found: Mixture) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """One method's manifest entry and its blocks, one per layer.
+
+    kind "layer": each block is that layer's own matrix, which the page rolls out itself; "embeddings": the matrix
+    from the embeddings to that layer's output.
+    """
+    name = found.provenance.method
+    rolled = found.rollout() if isinstance(found, Contributions) else found
+    from_layer = isinstance(found, Contributions) and found.origin != EMBEDDINGS and found.source_length == 0
+    values = found.values if from_layer else rolled.values
+    own = rolled.own_share()
+    entry = {
+        "name": name,
+        "title": TITLES.get(name, name),
+        "paper": PAPERS.get(name, ""),
+        "origin": "layer" if from_layer else EMBEDDINGS,
+        "layers": list(found.layers),
+        "tokens": tokens_data(found.tokens),
+        "input_tokens": None if found.key_tokens is None else tokens_data(found.key_tokens),
+        "settings": {k: v for k, v in found.provenance.settings.items() if isinstance(v, (str, int, float, bool, type(None)))},
+        "own": {c: [plain(v) for v in own[c].tolist()] for c in ("median", "q25", "q75", "mean", "not_largest")},
+        "own_by_token": [[round(v, 5) for v in row] for row in _own(rolled.values).tolist()],
+    }
+    blocks = {
+        f"mix/{name}/{layer}": pack({"values": quantise(values[i], bits=16)}) for i, layer in enumerate(found.layers)
+    }
+    return entry, blocks
+
+
+def _own(values: Tensor) -> Tensor:
+    """[layer, hidden]: each token's share of itself."""
+    return torch.diagonal(values, offset=values.shape[-1] - values.shape[-2], dim1=-2, dim2=-1)
+
+
+def mixtures(
+    trace: Trace, methods: Iterable[str | Mixture]
+) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+    """Every method that this trace allows; one that it does not is listed with its reason."""
+    from whence.mixing.contributions import contributions
+
+    entries: list[dict[str, Any]] = []
+    blocks: dict[str, bytes] = {}
+    for method in methods:
+        try:
+            found = contributions(trace, method) if isinstance(method, str) else method
+            entry, some = mixture_data(found)
+        except WhenceError as problem:
+            name = str(method)
+            entries.append({"name": name, "title": TITLES.get(name, name), "reason": str(problem)})
+            continue
+        entries.append(entry)
+        blocks |= some
+    return entries, blocks
+
+
+def naive_identifiability(trace: Trace) -> dict[str, Any] | None:
+    """By layer: how often a hidden token's nearest input embedding (cosine) is its own; a tie counts as its own.
+
+    The "naive" map of Brunner et al. 2020, section 4, on this text alone. None where the states are not known.
+    """
+    try:
+        states = trace.states.detach().to(torch.float64)
+    except WhenceError:
+        return None
+    unit = torch.nn.functional.normalize(states, dim=-1)
+    similar = unit[1:] @ unit[0].mT  # [layer, hidden, input]
+    own = torch.diagonal(similar, dim1=-2, dim2=-1)
+    best = similar.amax(-1)
+    hit = own >= best - 1e-9
+    rate = hit.to(torch.float64).mean(-1)
+    return {
+        "layers": list(range(len(rate))),
+        "rate": [plain(v) for v in rate.tolist()],
+        "chance": 1 / states.shape[1],
+        "hits": [[int(v) for v in row] for row in hit.tolist()],
+    }

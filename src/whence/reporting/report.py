@@ -1,0 +1,93 @@
+"""A report: the page of one trace as one HTML file, or in a notebook."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whence.errors import InputError
+from whence.files import write_atomically
+
+if TYPE_CHECKING:
+    from whence.attention.overview import Overview
+    from whence.mixing.mixture import Mixture
+    from whence.reading.trace import Trace
+    from whence.reporting.document import Document
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything whence shows of one trace, ready to be saved or displayed."""
+
+    document: Document = field(repr=False)
+
+    @property
+    def text(self) -> str | None:
+        return self.document.manifest["text"]
+
+    @property
+    def model(self) -> str:
+        return str(self.document.manifest["model"])
+
+    @property
+    def findings(self) -> list[str]:
+        """What is true of the text, in plain words."""
+        return [sentence for stack in self.document.manifest["stacks"] for sentence in stack["findings"]]
+
+    def to_html(self) -> str:
+        """The page with its data inside: opens from disk, fetches nothing."""
+        from whence.reporting.html import standalone
+
+        return standalone(self.document)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page to `path` (….html) and return where it is."""
+        target = Path(path)
+        if target.suffix.lower() not in (".html", ".htm"):
+            raise InputError(f"a report is an HTML file: {str(path)!r} should end in .html.")
+        return write_atomically(target, self.to_html().encode("utf-8"))
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.to_html(), quote=True)
+        return (
+            f'<iframe title="whence report" srcdoc="{page}" sandbox="allow-scripts allow-downloads allow-same-origin" '
+            'style="width:100%;height:820px;border:1px solid #8884;border-radius:8px"></iframe>'
+        )
+
+
+def report(
+    trace: Trace,
+    *,
+    detail: str = "standard",
+    methods: Iterable[str | Mixture] | None = None,
+    budget: float = 5.0,
+    token_identifiability: Any = None,
+    overviews: Mapping[str, Overview] | None = None,
+) -> Report:
+    """The page of one trace: which heads may be read, where hidden tokens come from, what the output came from.
+
+    detail: "light", the pictures of the listed heads only; "standard", all heads, 8-bit pictures, and the numbers and
+    bounds of each row's heaviest weights; "full", 16 bits and the bounds of every weight.
+    methods: names of `whence.contributions` methods, or results that are there already (such as hidden token
+    attribution); None: ALTI, norms and rollout. budget: seconds for exact intervals and alternatives beyond the
+    listed rows, which are always exact. token_identifiability: a result of that measure, to draw its curves.
+    overviews: overviews computed before, by stack.
+
+    >>> import whence
+    >>> whence.report(whence.trace(whence.load(), "The bank raised its rates.")).findings[1][:23]
+    'This text has 8 tokens '
+    """
+    from whence.reading.trace import Trace
+    from whence.reporting.document import build
+
+    if not isinstance(trace, Trace):
+        raise InputError(f"report takes what whence.trace gives for one text, not a {type(trace).__name__}.")
+    return Report(
+        build(
+            trace, detail=detail, methods=methods, budget=budget, seen=overviews, token_identifiability=token_identifiability
+        )
+    )
