@@ -71,11 +71,15 @@ def main(argv: list[str] | None = None) -> int:
         marks = "".join(check if held else "-" for check, held in verdict.holds.items())
         error = "" if verdict.rebuilt is None else f"{verdict.rebuilt:.0e}"
         took = time.perf_counter() - start
-        print(f"{family.name:28} {marks} {error:>6} {verdict.kinds:24} {took:4.1f}s  {verdict.reason[:140]}", flush=True)
+        print(
+            f"{family.name:28} {marks} {error:>6} {verdict.kinds:24} {took:4.1f}s  {verdict.reason[:140]}", flush=True
+        )
     both = sum(v.holds["a"] and v.holds["b"] and v.holds["d"] for v in verdicts)
     wired = sum(v.holds["c"] for v in verdicts)
     wrong = [v.family.name for v in verdicts if v.rebuilt is not None and v.rebuilt > 1e-4]
-    print(f"{len(verdicts)} families: {both} with (a), (b) and (d); {wired} with (c); wrong on a second input: {wrong or 'none'}")
+    print(
+        f"{len(verdicts)} families: {both} with (a), (b) and (d); {wired} with (c); wrong on a second input: {wrong or 'none'}"
+    )
     if arguments.only or arguments.variants:
         return int(bool(wrong))
     write(SUPPORT, verdicts)

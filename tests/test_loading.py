@@ -46,7 +46,7 @@ def test_pickled_weights_are_refused_unless_asked(folder):
     model = load(folder).model
     (folder / "model.safetensors").unlink()
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="no safetensors weights.*allow_pickle=True"):
+    with pytest.raises(ModelError, match=r"no safetensors weights.*allow_pickle=True"):
         load(folder)
     assert hash_weights(load(folder, allow_pickle=True).model) == hash_weights(model)
 
@@ -56,7 +56,7 @@ def test_remote_code_is_refused_unless_asked(folder):
     config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "mine.py").write_text("raise SystemExit('ran')")
-    with pytest.raises(ModelError, match="code of its own.*trust_remote_code=True"):
+    with pytest.raises(ModelError, match=r"code of its own.*trust_remote_code=True"):
         load(folder)
 
 

@@ -47,9 +47,7 @@ class TestRegistering:
     def test_declared_functions_are_imported_on_first_use(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        (tmp_path / "whence_late.py").write_text(
-            "class Holder:\n    @staticmethod\n    def f(): return 'here'\n"
-        )
+        (tmp_path / "whence_late.py").write_text("class Holder:\n    @staticmethod\n    def f(): return 'here'\n")
         monkeypatch.syspath_prepend(str(tmp_path))
         late = declare("late", "whence_late:Holder.f", question="mixing", **ABOUT)
         assert "whence_late" not in sys.modules
@@ -116,9 +114,7 @@ def test_every_declared_method_is_there() -> None:
 
 
 def test_listing_imports_nothing_heavy() -> None:
-    code = (
-        "import sys, whence.registry as r; r.methods(); print('torch' in sys.modules, 'numpy' in sys.modules)"
-    )
+    code = "import sys, whence.registry as r; r.methods(); print('torch' in sys.modules, 'numpy' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["False", "False"]
 

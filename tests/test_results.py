@@ -14,7 +14,14 @@ from whence.provenance import Provenance
 from whence.reading.tokens import Tokens
 from whence.results import Result
 
-TOKENS = Tokens(("[CLS]", "un", "kind", "[SEP]"), ("[CLS]", "un", "##kind", "[SEP]"), None, None, (None, 0, 0, None), (True, False, False, True))
+TOKENS = Tokens(
+    ("[CLS]", "un", "kind", "[SEP]"),
+    ("[CLS]", "un", "##kind", "[SEP]"),
+    None,
+    None,
+    (None, 0, 0, None),
+    (True, False, False, True),
+)
 
 
 @pytest.fixture
@@ -56,7 +63,12 @@ def test_saved_and_loaded_it_is_the_same(result, tmp_path):
     path = result.save(tmp_path / "r.safetensors")
     again = Result.load(path)
     assert torch.equal(again.values, result.values)
-    assert (again.axes, again.tokens, again.layers, again.heads) == (result.axes, result.tokens, result.layers, result.heads)
+    assert (again.axes, again.tokens, again.layers, again.heads) == (
+        result.axes,
+        result.tokens,
+        result.layers,
+        result.heads,
+    )
     assert again.provenance.to_dict() == result.provenance.to_dict()
 
 
@@ -82,7 +94,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
     with pytest.raises(WhenceError, match="what was there before is untouched"):
         write_atomically(path, b"after")
     assert path.read_bytes() == b"before"
-    assert os.listdir(tmp_path) == ["x"]
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
 def test_a_missing_folder_is_named(tmp_path):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import shutil
 import tempfile
 from contextlib import redirect_stderr
@@ -37,11 +36,12 @@ def unpacked(model: EmbeddedModel, folder: Path) -> Path:
             if target.exists() and not _whole(target):
                 shutil.rmtree(target)
             if not target.exists():  # another process may have been quicker
-                os.replace(ready, target)
+                ready.replace(target)
     except OSError as problem:
         raise UnavailableError(
-            f"the embedded model {model.name!r} could not be unpacked into {target.parent} ({problem.strerror or problem}); "
-            "it needs about 600 MB. Free some space, or set WHENCE_CACHE to a folder on another disk."
+            f"the embedded model {model.name!r} could not be unpacked into {target.parent} "
+            f"({problem.strerror or problem}); it needs about 600 MB. Free some space, or set WHENCE_CACHE to a folder "
+            "on another disk."
         ) from problem
     return target
 
@@ -58,8 +58,12 @@ def _unpack(folder: Path, gguf_file: str, into: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
         model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32, **options)
         # The weights are plain numbers now, but transformers still marks them as quantised and would not save them.
-        model.hf_quantizer = None
-        for owner, name in ((model, "quantization_method"), (model, "is_quantized"), (model.config, "quantization_config")):
+        setattr(model, "hf_quantizer", None)  # noqa: B010 (not a field that types know)
+        for owner, name in (
+            (model, "quantization_method"),
+            (model, "is_quantized"),
+            (model.config, "quantization_config"),
+        ):
             if hasattr(owner, name):
                 delattr(owner, name)
         model.save_pretrained(into)

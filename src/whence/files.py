@@ -23,14 +23,16 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     except OSError as problem:
-        raise InputError(f"{str(path)!r} cannot be written: {problem.strerror}. Choose a folder that exists.") from problem
+        raise InputError(
+            f"{str(path)!r} cannot be written: {problem.strerror}. Choose a folder that exists."
+        ) from problem
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(target)
     except OSError as problem:
         raise WhenceError(
             f"{str(path)!r} could not be written ({problem.strerror}); what was there before is untouched."
@@ -46,7 +48,9 @@ def _umask() -> int:
     return mask
 
 
-def save_tensors(path: str | os.PathLike[str], kind: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
+def save_tensors(
+    path: str | os.PathLike[str], kind: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]
+) -> Path:
     """One safetensors file; `header` goes into it as JSON, with the kind of thing it is."""
     from safetensors.torch import save
 
@@ -72,7 +76,9 @@ def load_tensors(path: str | os.PathLike[str], kind: str | None = None) -> tuple
         raise InputError(f"{str(path)!r} was not written by whence: its header says nothing of it.")
     header = json.loads(meta["whence"])
     if header["format"] > FORMAT:
-        raise InputError(f"{str(path)!r} was written by a newer whence (format {header['format']}); this one reads {FORMAT}.")
+        raise InputError(
+            f"{str(path)!r} was written by a newer whence (format {header['format']}); this one reads {FORMAT}."
+        )
     if kind is not None and header["kind"] != kind:
         raise InputError(f"{str(path)!r} holds a {header['kind']}, not a {kind}.")
     return tensors, header

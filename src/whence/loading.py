@@ -25,7 +25,7 @@ class Model:
     'minilm'
     """
 
-    model: nn.Module
+    model: Any  # a torch module, as a rule a transformers.PreTrainedModel
     tokenizer: Any = None
     processor: Any = None  # for images and sounds
     name: str = ""
@@ -72,6 +72,7 @@ class Model:
 
 
 def hash_weights(model: nn.Module) -> str:
+    """SHA-256 over every weight's name, dtype, shape and bytes."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
@@ -137,7 +138,7 @@ def _load_embedded(found: embedded.EmbeddedModel, task: str | None, dtype: Any) 
         from whence.converted import unpacked
 
         folder = unpacked(found, folder)
-    head = _head_class(folder, task or ("text-generation" if found.kind == "decoder" else "base"), None)
+    head = _head_class(task or ("text-generation" if found.kind == "decoder" else "base"), None)
     with quietly():
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model, info = head.from_pretrained(
@@ -164,7 +165,7 @@ TASKS = {
 }
 
 
-def _head_class(place: Any, task: str | None, config: Any) -> Any:
+def _head_class(task: str | None, config: Any) -> Any:
     """The class to load: the one for the task asked for, else the one the configuration names, else the base model."""
     import transformers
 
@@ -216,7 +217,7 @@ def _load_from(name: str, task: str | None, dtype: Any, allow_pickle: bool, trus
     try:
         with quietly():
             config = AutoConfig.from_pretrained(place, **options)
-            head = _head_class(place, task, config)
+            head = _head_class(task, config)
             if getattr(config, "auto_map", None) and trust_remote_code:
                 import transformers
 

@@ -61,16 +61,12 @@ class Method:
 
     def __post_init__(self) -> None:
         if not self.name or self.name != self.name.strip().lower():
-            raise InputError(
-                f"A method's name is lower-case and without spaces around it, not {self.name!r}."
-            )
+            raise InputError(f"A method's name is lower-case and without spaces around it, not {self.name!r}.")
         for what, value, known in (("question", self.question, QUESTIONS), ("cost", self.cost, COSTS)):
             if value not in known:
                 raise InputError(f"{self.name}: {value!r} is no {what}; choose one of {', '.join(known)}.")
         if not all(part for part in self.target.partition(":")):
-            raise InputError(
-                f"{self.name}: a target is written 'package.module:function', not {self.target!r}."
-            )
+            raise InputError(f"{self.name}: a target is written 'package.module:function', not {self.target!r}.")
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -150,9 +146,7 @@ def _add(new: Method) -> Method:
     with _lock:
         old = _registered.get(new.name)
         if old is not None and old.target != new.target:
-            raise InputError(
-                f"The method name {new.name!r} is taken by {old.target}; {new.target} needs another."
-            )
+            raise InputError(f"The method name {new.name!r} is taken by {old.target}; {new.target} needs another.")
         _registered[new.name] = new
     return new
 
@@ -167,9 +161,5 @@ def _load_built_in() -> None:
 
 def _unknown(what: str, name: str, known: dict[str, Any]) -> str:
     near = get_close_matches(name.strip().lower(), known, n=3, cutoff=0.5)
-    hint = (
-        f"did you mean {' or '.join(map(repr, near))}?"
-        if near
-        else f"there are: {', '.join(known) or 'none'}."
-    )
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are: {', '.join(known) or 'none'}."
     return f"No {what} is called {name!r}; {hint}"

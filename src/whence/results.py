@@ -45,7 +45,9 @@ class Result:
 
     def __post_init__(self) -> None:
         if len(self.axes) != self.values.dim():
-            raise InputError(f"{len(self.axes)} axes {self.axes} were named for values of shape {tuple(self.values.shape)}.")
+            raise InputError(
+                f"{len(self.axes)} axes {self.axes} were named for values of shape {tuple(self.values.shape)}."
+            )
         for name in ("layer", "head"):
             if name in self.axes and not getattr(self, f"{name}s"):
                 object.__setattr__(self, f"{name}s", tuple(range(self.values.shape[self.axes.index(name)])))
@@ -63,7 +65,7 @@ class Result:
 
     def select(self, *, layer: int | list[int] | None = None, head: int | list[int] | None = None) -> Self:
         """Only these layers and heads (by the model's numbering); the axis stays."""
-        values, changes = self.values, {}
+        values, changes = self.values, dict[str, Any]()
         for axis, wanted in (("layer", layer), ("head", head)):
             if wanted is None:
                 continue
@@ -71,7 +73,9 @@ class Result:
             wanted = [wanted] if isinstance(wanted, int) else list(wanted)
             missing = [w for w in wanted if w not in have]
             if axis not in self.axes or missing:
-                raise InputError(f"{axis} {missing or wanted} is not in this result; it has {axis}s {list(have) or 'none'}.")
+                raise InputError(
+                    f"{axis} {missing or wanted} is not in this result; it has {axis}s {list(have) or 'none'}."
+                )
             places = torch.tensor([have.index(w) for w in wanted], device=values.device)
             values = values.index_select(self.axes.index(axis), places)
             changes[f"{axis}s"] = tuple(wanted)
@@ -101,7 +105,7 @@ class Result:
         for axis in self.axes:
             tokens = self.tokens if axis in ROW_AXES else self.key_tokens or self.tokens
             if axis in ROW_AXES + COLUMN_AXES:
-                frame.insert(frame.columns.get_loc(axis) + 1, f"{axis}_token", [tokens[i] for i in frame[axis]])
+                frame.insert(list(frame.columns).index(axis) + 1, f"{axis}_token", [tokens[i] for i in frame[axis]])
         return frame
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,4 +155,5 @@ def gather(values: Tensor, dim: int, groups: list[list[int]], *, mean: bool) -> 
     weights = values.new_zeros(len(groups), values.shape[dim])
     for i, group in enumerate(groups):
         weights[i, group] = 1 / len(group) if mean else 1.0
-    return torch.tensordot(weights, values, dims=([1], [dim])).movedim(0, dim)
+    gathered: Tensor = torch.tensordot(weights, values, dims=([1], [dim])).movedim(0, dim)
+    return gathered

@@ -35,7 +35,10 @@ def traces(minilm, smollm2, long_text):
     bart = build("bart")
     return {
         "minilm": (trace(minilm, long_text + " " + long_text), None),
-        "smollm2": (trace(smollm2, REPEATED + long_text + " " + REPEATED, keep=("attention", "values", "outputs")), None),
+        "smollm2": (
+            trace(smollm2, REPEATED + long_text + " " + REPEATED, keep=("attention", "values", "outputs")),
+            None,
+        ),
         "cross": (trace(Model(bart.model), bart.inputs), "cross"),
         "decoder": (trace(Model(bart.model), bart.inputs), "decoder"),
     }
@@ -127,7 +130,9 @@ def test_the_frame_has_a_line_per_row(traces):
     found, _ = traces["minilm"]
     frame = whence.identifiability(found).to_frame()
     assert len(frame) == 6 * 12 * len(found.tokens)
-    assert {"length", "rank", "null_dimension", "simplex_null_dimension", "condition", "null_share", "r"} <= set(frame.columns)
+    assert {"length", "rank", "null_dimension", "simplex_null_dimension", "condition", "null_share", "r"} <= set(
+        frame.columns
+    )
 
 
 def test_batching_changes_nothing(minilm, long_text):

@@ -79,7 +79,9 @@ def test_two_models_in_two_threads_do_not_see_each_other():
         barrier.wait()
         for _ in range(8):
             found = trace(Model(specimens[i].model), specimens[i].inputs)
-            if found.attention.shape != alone[i].attention.shape or not torch.equal(found.attention, alone[i].attention):
+            if found.attention.shape != alone[i].attention.shape or not torch.equal(
+                found.attention, alone[i].attention
+            ):
                 failures.append(i)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]

@@ -119,7 +119,11 @@ def test_a_sliding_window_is_visible_in_the_mask():
         assert bool((layer.attention[:, ~layer.visible_mask] == 0).all())
 
 
-TEXTS = ["Short.", "A much longer text is here, to be traced with some care and padded by others.", "A medium one here."]
+TEXTS = [
+    "Short.",
+    "A much longer text is here, to be traced with some care and padded by others.",
+    "A medium one here.",
+]
 
 
 @pytest.mark.parametrize("fixture", ["minilm", "smollm2"])
@@ -153,7 +157,9 @@ def test_padding_on_either_side_is_removed(family, side):
         for name, stack in found.stacks.items():
             assert stack.attention.shape == expected.of(name).attention.shape
             torch.testing.assert_close(stack.attention, expected.of(name).attention, atol=1e-5, rtol=1e-4)
-            torch.testing.assert_close(stack.states, expected.of(name).states, atol=1e-4, rtol=1e-3) if name != "cross" else None
+            torch.testing.assert_close(
+                stack.states, expected.of(name).states, atol=1e-4, rtol=1e-3
+            ) if name != "cross" else None
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "bart"])
@@ -211,7 +217,7 @@ def test_selecting_layers_and_heads_keeps_the_models_numbers():
             assert torch.equal(getattr(part[1], name)[i], getattr(found[1], name)[h]), name
         assert torch.equal(part[1].projection.weight[i], found[1].projection.weight[h])
     with pytest.raises(InputError, match="no layer 0 in the decoder; it has layers 1"):
-        part[0]  # noqa: B018
+        part[0]
     with pytest.raises(InputError, match="no head 9"):
         found.select(heads=[9])
 

@@ -36,7 +36,8 @@ class TokenCertificate(Certificate):
 
     def sentence(self, k: int) -> str:
         """What is proved of the k-th of `keys`, in words."""
-        assert self.tokens is not None and self.key_tokens is not None
+        assert self.tokens is not None
+        assert self.key_tokens is not None
         key, weight = int(self.keys[k]), float(self.weights[k])
         low, high = float(self.lower[k]), float(self.upper[k])
         begin = (
@@ -62,10 +63,14 @@ class TokenCertificate(Certificate):
 
     def to_dict(self) -> dict[str, Any]:
         data = {
-            name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("tokens", "key_tokens", "provenance")
+            name: getattr(self, name)
+            for name in self.__dataclass_fields__
+            if name not in ("tokens", "key_tokens", "provenance")
         }
         plain = {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in data.items()}
-        assert self.tokens is not None and self.key_tokens is not None and self.provenance is not None
+        assert self.tokens is not None
+        assert self.key_tokens is not None
+        assert self.provenance is not None
         plain["query_token"] = self.tokens[self.query]
         plain["key_tokens"] = list(self.key_tokens)
         plain["provenance"] = self.provenance.to_dict()
@@ -118,7 +123,9 @@ def certify(
     )
 
 
-def certify_whole_head(trace: Trace, layer: int, head: int, *, rows: int = 24, attention: str | None = None) -> HeadCertificate:
+def certify_whole_head(
+    trace: Trace, layer: int, head: int, *, rows: int = 24, attention: str | None = None
+) -> HeadCertificate:
     """Proved intervals for every weight of every row of a head, from the duals of a few rows."""
     _, found, place, _ = find_row(trace, layer, head, 0, attention)
     _, values, _ = row_of(found, place, 0)

@@ -71,12 +71,19 @@ class Doppelganger(Result):
         stack = self.trace.of(self.attention)
         original = [layer.attention.to(torch.float64) for layer in stack]
         control = [
-            _random(layer.attention, self.extra["total_variation"][i], layer.visible, seed) for i, layer in enumerate(stack)
+            _random(layer.attention, self.extra["total_variation"][i], layer.visible, seed)
+            for i, layer in enumerate(stack)
         ]
         baseline, changed, moved = (self._run(maps, model) for maps in (original, list(self.values), control))
-        outputs = [torch.stack([la.outputs for la in run.trace.of(self.attention)]) for run in (baseline, changed, moved)]
+        outputs = [
+            torch.stack([la.outputs for la in run.trace.of(self.attention)]) for run in (baseline, changed, moved)
+        ]
         found = [
-            (relative(o, outputs[0]), relative(run.final_states, baseline.final_states), relative(run.logits, baseline.logits))
+            (
+                relative(o, outputs[0]),
+                relative(run.final_states, baseline.final_states),
+                relative(run.logits, baseline.logits),
+            )
             for o, run in zip(outputs[1:], (changed, moved), strict=True)
         ]
         return Verification(self.total_variation, found[0][0] or 0.0, *found[0][1:], found[1][0] or 0.0, *found[1][1:])

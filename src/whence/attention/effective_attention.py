@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, overload
+from typing import ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -22,11 +22,19 @@ class EffectiveAttention(Result):
 
 
 @overload
-def effective_attention(first: Tensor, second: Tensor = ..., /, **settings: Any) -> Tensor: ...
+def effective_attention(
+    first: Tensor, second: Tensor = ..., /, *, values: Tensor | None = ..., constraint: Constraint = ...,
+    visible: Tensor | None = ..., outputs: Tensor | None = ...,
+) -> Tensor: ...  # fmt: skip
 @overload
-def effective_attention(first: Trace, /, **settings: Any) -> EffectiveAttention: ...
+def effective_attention(
+    first: Trace, /, *, attention: str | None = ..., constraint: Constraint = ...
+) -> EffectiveAttention: ...  # fmt: skip
 @overload
-def effective_attention(*, attention: Tensor, values: Tensor, **settings: Any) -> Tensor: ...
+def effective_attention(
+    *, attention: Tensor, values: Tensor, constraint: Constraint = ..., visible: Tensor | None = ...,
+    outputs: Tensor | None = ...,
+) -> Tensor: ...  # fmt: skip
 def effective_attention(
     first: Tensor | Trace | None = None,
     second: Tensor | None = None,
@@ -57,7 +65,9 @@ def effective_attention(
             raise InputError("a trace brings its own attention, values and masks: give none beside it.")
         return of_trace(first, constraint=constraint, attention=attention)
     if isinstance(attention, str):
-        raise InputError(f"attention={attention!r} names a stack of a trace; with bare tensors it is the attention itself.")
+        raise InputError(
+            f"attention={attention!r} names a stack of a trace; with bare tensors it is the attention itself."
+        )
     a, v = first if first is not None else attention, second if second is not None else values
     if not isinstance(a, Tensor) or not isinstance(v, Tensor):
         given = ", ".join(type(x).__name__ for x in (a, v))
@@ -68,9 +78,10 @@ def effective_attention(
 def of_layer(layer: Layer, constraint: Constraint = "output") -> Tensor:
     """[head, query, key] of one layer."""
     weights, values, visible = by_group(layer)
-    outputs = layer._outputs
-    usable = outputs is not None and values.shape[-1] == outputs.shape[-1] and layer._projection is not None
-    known = outputs.unflatten(0, (values.shape[0], -1)) if usable and outputs is not None and layer._projection.full_rank else None  # type: ignore[union-attr]
+    projection, outputs = layer._projection, layer._outputs
+    known = None
+    if outputs is not None and projection is not None and projection.full_rank:
+        known = outputs.unflatten(0, (values.shape[0], -1))  # C = A V, already computed by the model
     return effective(weights, values, constraint=constraint, visible=visible, outputs=known).flatten(0, 1)
 
 

@@ -1,4 +1,4 @@
-"""From a trace to what the mathematics needs: values whose column space is that of what each head adds to the output."""
+"""From a trace to what the mathematics needs: values with the column space of what each head adds to the output."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ def identifying_values(layer: Layer) -> Tensor:
     """
     values = layer.grouped_values
     if values is None:
-        raise InputError(f"layer {layer.index} has no values: they were not kept. Trace again with keep including 'values'.")
+        raise InputError(
+            f"layer {layer.index} has no values: they were not kept. Trace again with keep including 'values'."
+        )
     projection = layer._projection
     if projection is None or projection.full_rank:
         return values
     left, singular, _ = torch.linalg.svd(projection.weight.to(torch.float64), full_matrices=False)
     passed = singular > singular[..., :1] * max(projection.weight.shape[-2:]) * torch.finfo(projection.weight.dtype).eps
-    return (layer.values.to(torch.float64) @ (left * passed[:, None])).to(values.dtype)
+    kept: Tensor = layer.values.to(torch.float64) @ (left * passed[:, None])
+    return kept.to(values.dtype)
 
 
 def by_group(layer: Layer) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -38,7 +41,9 @@ def by_group(layer: Layer) -> tuple[Tensor, Tensor, Tensor | None]:
     return attention.unflatten(0, (groups, -1)), values[:, None], visible
 
 
-def find_row(trace: Trace, layer: int, head: int, query: int | str, attention: str | None) -> tuple[Stack, Layer, int, int]:
+def find_row(
+    trace: Trace, layer: int, head: int, query: int | str, attention: str | None
+) -> tuple[Stack, Layer, int, int]:
     """The stack, the layer with that head, the head's place in it, and the row; each checked against the trace."""
     stack = trace.of(attention)
     found = stack[layer]

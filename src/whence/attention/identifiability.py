@@ -112,7 +112,7 @@ def identifiability(trace: Trace, *, keys: bool = False, attention: str | None =
 
 def _layer(layer: Layer, stack: Stack) -> dict[str, Tensor]:
     raw = layer.attention
-    heads, n_query, n_key = raw.shape
+    heads, n_query, _ = raw.shape
     weights, values, visible = by_group(layer)
     group = weights.shape[1]
     space = null_space(values, visible=visible)

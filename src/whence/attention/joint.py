@@ -20,25 +20,35 @@ class LayerStatement:
     provenance: Provenance
 
     def sentence(self) -> str:
+        """What is determined and what is not, in words."""
         joint = self.joint
+        where = f"Layer {self.layer}: the attention block's output (before residual and norm)"
         if joint.determines_heads:
             first = (
-                f"Layer {self.layer}: the attention block's output (before residual and norm) determines every head's output; "
-                f"recovering them amplifies noise up to {joint.condition:.0f}-fold."
+                f"{where} determines every head's output; recovering them amplifies noise up to "
+                f"{joint.condition:.0f}-fold."
             )
         else:
             first = (
-                f"Layer {self.layer}: the attention block's output does not determine the heads' outputs (its matrix has rank "
-                f"{joint.rank}), so nothing that is unique per head is unique from the block."
+                f"{where} does not determine the heads' outputs (its matrix has rank {joint.rank}), so nothing that is "
+                "unique per head is unique from the block."
             )
-        return f"{first} The rows of its {joint.heads} heads at token {self.query} can move together in {joint.null_dimension} directions."
+        return (
+            f"{first} The rows of its {joint.heads} heads at token {self.query} can move together in "
+            f"{joint.null_dimension} directions."
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        return {"layer": self.layer, "query": self.query, **self.joint.to_dict(), "provenance": self.provenance.to_dict()}
+        return {
+            "layer": self.layer,
+            "query": self.query,
+            **self.joint.to_dict(),
+            "provenance": self.provenance.to_dict(),
+        }
 
 
 def layer_statement(trace: Trace, layer: int, query: int = -1, *, attention: str | None = None) -> LayerStatement:
-    """Whether the layer's output determines its head outputs (output matrix of full row rank), and the joint null dimension.
+    """Whether the layer's output determines its head outputs (output matrix of full row rank); what is free in common.
 
     >>> import whence
     >>> trace = whence.trace(whence.load(), "The bank raised its rates.")

@@ -16,8 +16,8 @@ def proved_keys(layer: Layer) -> Tensor:
     """[head, key, d_k], refused where the attention was not shown to be softmax(scale · QKᵀ + mask)."""
     if not layer.keys_proved:
         raise WiringError(
-            f"layer {layer.index}: its attention was not shown to be softmax(scale · query · key + mask), so the keys say "
-            "nothing of which rows some query could produce (a soft cap, sinks, a bias that depends on the query, or a "
+            f"layer {layer.index}: its attention was not shown to be softmax(scale · query · key + mask), so the keys "
+            "say nothing of which rows some query could produce (a soft cap, sinks, a bias that depends on the query, or a "
             "model that is not on transformers' attention interface). Use the measures without keys."
         )
     return layer.keys

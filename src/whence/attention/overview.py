@@ -50,15 +50,21 @@ class Overview:
         heads = self.free.numel()
         rows = extra["simplex_null_dimension"]
         loose = int((self.free > 0).sum())
-        limit = f"A head's values have {size} dimensions, and a row sums to 1, so at most {size + 1} tokens can have one and only one attention row."
+        limit = (
+            f"A head's values have {size} dimensions, and a row sums to 1, so at most {size + 1} tokens can have one and "
+            "only one attention row."
+        )
         if loose == 0:
-            here = f"This text has {n} tokens and the measured ranks are full: every row of all {heads} heads is the only one with its output."
+            here = (
+                f"This text has {n} tokens and the measured ranks are full: every row of all {heads} heads is the only "
+                "one with its output."
+            )
         else:
             share = float((rows > 0).double().mean())
-            most = int(rows.max())
             here = (
-                f"This text has {n} tokens: {loose} of {heads} heads have rows that are not unique ({share:.0%} of all rows), "
-                f"with up to {most} independent directions in which the attention can be moved without any change of the output."
+                f"This text has {n} tokens: {loose} of {heads} heads have rows that are not unique ({share:.0%} of all "
+                f"rows), with up to {int(rows.max())} independent directions in which the attention can be moved without "
+                "any change of the output."
             )
         return [limit, here]
 
@@ -94,7 +100,8 @@ def _span(t: Tensor) -> list[int]:
 
 
 def _brief(certificate: TokenCertificate) -> dict[str, Any]:
-    assert certificate.tokens is not None and certificate.key_tokens is not None
+    assert certificate.tokens is not None
+    assert certificate.key_tokens is not None
     return {
         "layer": certificate.layer,
         "head": certificate.head,
@@ -130,7 +137,8 @@ def overview(trace: Trace, *, worst: int = 3, best: int = 3, attention: str | No
     shown: dict[bool, list[TokenCertificate]] = {}
     for is_worst, count in ((True, worst), (False, best)):
         picks = (order if is_worst else order.flip(0))[: count * HEADS].tolist()
-        rows = [_telling_row(trace, stack, *divmod(p, width.shape[1]), widths, is_worst, attention) for p in picks]
+        places = [divmod(pick, width.shape[1]) for pick in picks]
+        rows = [_telling_row(trace, stack, i, h, widths, is_worst, attention) for i, h in places]
         rows.sort(key=_spread, reverse=is_worst)
         shown[is_worst] = rows[:count]
     return Overview(

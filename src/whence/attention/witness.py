@@ -81,7 +81,7 @@ class RowWitness:
         control = random_row_at(self.row / total, self.total_variation, seed=seed, visible=visible) * total
         # The unchanged row goes through the same path, so that only the row differs between the runs.
         baseline, changed, moved = (self._run(row, model) for row in (self.row, self.alternative, control))
-        return compare(self.trace, self.attention, self.layer, self.head, self.total_variation, baseline, changed, moved)
+        return compare(self.attention, self.layer, self.head, self.total_variation, baseline, changed, moved)
 
     def _run(self, row: Tensor, model: Any) -> Substituted:
         change = Replace(self.layer, row.to(torch.float64), self.head, self.query, self.attention)
@@ -114,13 +114,17 @@ def relative(changed: Tensor | None, original: Tensor | None) -> float | None:
 
 
 def compare(
-    trace: Trace, attention: str | None, layer: int, head: int, distance: float,
+    attention: str | None, layer: int, head: int, distance: float,
     baseline: Substituted, changed: Substituted, control: Substituted,
 ) -> Verification:  # fmt: skip
     """The changes of a substitution and of its control, against the baseline."""
     outputs = [run.trace.of(attention)[layer].outputs[head] for run in (baseline, changed, control)]
     changes = [
-        (relative(o, outputs[0]), relative(run.final_states, baseline.final_states), relative(run.logits, baseline.logits))
+        (
+            relative(o, outputs[0]),
+            relative(run.final_states, baseline.final_states),
+            relative(run.logits, baseline.logits),
+        )
         for o, run in zip(outputs[1:], (changed, control), strict=True)
     ]
     return Verification(distance, changes[0][0] or 0.0, *changes[0][1:], changes[1][0] or 0.0, *changes[1][1:])

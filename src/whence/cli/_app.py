@@ -74,9 +74,7 @@ def working(what: str, quiet: bool) -> Iterator[None]:
 
 def print_json(data: Any) -> None:
     """Print `data` as strict JSON; what JSON has no number for (NaN, infinity) becomes null."""
-    sys.stdout.write(
-        json.dumps(_strict(data), indent=2, ensure_ascii=not _speaks_utf8(), allow_nan=False) + "\n"
-    )
+    sys.stdout.write(json.dumps(_strict(data), indent=2, ensure_ascii=not _speaks_utf8(), allow_nan=False) + "\n")
 
 
 def _strict(data: Any) -> Any:
@@ -98,9 +96,7 @@ def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
     global _debug
     _debug = False
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(
-            stream, io.TextIOWrapper
-        ):  # a terminal that lacks a letter shows its code, not an error
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter shows its code, not an error
             stream.reconfigure(errors="backslashreplace")
     try:
         code = app(args=arguments, prog_name="whence", standalone_mode=False)

@@ -50,7 +50,9 @@ def command(
         other = witness(found, layer, head, row.query, attention=attention)
         verified = other.verify() if other.found else None
     if as_json:
-        print_json({**row.to_dict(), "witness": None if verified is None else {**other.to_dict(), **verified.to_dict()}})
+        print_json(
+            {**row.to_dict(), "witness": None if verified is None else {**other.to_dict(), **verified.to_dict()}}
+        )
         return
     show(row, checked, verified)
 
@@ -61,7 +63,8 @@ def show(row: TokenCertificate, checked: bool, verified: Verification | None) ->
     from rich.markup import escape
     from rich.table import Table
 
-    assert row.tokens is not None and row.key_tokens is not None
+    assert row.tokens is not None
+    assert row.key_tokens is not None
     title = f"Layer {row.layer}, head {row.head}, from ‘{escape(row.tokens[row.query])}’ (token {row.query})"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("key", justify="right")

@@ -17,9 +17,15 @@ Name = Annotated[str, typer.Argument(metavar="MODEL", help="An embedded model, a
 def command(
     model: Name = "minilm",
     text: Annotated[str | None, typer.Option("--text", help="Prove it on this text.")] = None,
-    task: Annotated[str | None, typer.Option("--task", help="The head to load, as text-classification or base.")] = None,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with it.")] = False,
-    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Read weights that are not safetensors.")] = False,
+    task: Annotated[
+        str | None, typer.Option("--task", help="The head to load, as text-classification or base.")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with it.")
+    ] = False,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Read weights that are not safetensors.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)

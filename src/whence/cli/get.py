@@ -15,9 +15,7 @@ def command(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME…", help="Which models.", show_default=False)
     ] = None,
-    list_: Annotated[
-        bool, typer.Option("--list", help="List the embedded models and where they are.")
-    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the embedded models and where they are.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
@@ -33,9 +31,7 @@ def command(
     if not names:
         known = ", ".join(m.name for m in embedded.MODELS)
         raise InputError(f"Name the models to fetch ({known}), or list them with: whence get --list")
-    wanted = list(
-        dict.fromkeys(embedded.get(name) for name in names)
-    )  # a wrong name stops before any download
+    wanted = list(dict.fromkeys(embedded.get(name) for name in names))  # a wrong name stops before any download
     rows = []
     for model in wanted:
         path = embedded.fetch(model.name, quiet=quiet)

@@ -91,7 +91,15 @@ def show(trace: Trace, seen: Overview, example: dict[str, Any] | None) -> None:
     for sentence in seen.sentences():
         results.print(sentence, soft_wrap=True)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    columns = ("layer", "rank", "free\ndirections", "null\nshare", "r raw–\neffective", "to special\nraw", "\neffective")
+    columns = (
+        "layer",
+        "rank",
+        "free\ndirections",
+        "null\nshare",
+        "r raw–\neffective",
+        "to special\nraw",
+        "\neffective",
+    )
     for name in columns:
         table.add_column(name, justify="right", vertical="bottom")
     for i, layer in enumerate(found.layers):

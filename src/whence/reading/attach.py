@@ -79,11 +79,11 @@ def picking_up(model: nn.Module, handles: Iterable[Handle]) -> Iterator[dict[Han
                     tensor = follow(things, handle.path)
                     found[handle] = tensor.clone() if handle.clone else tensor
 
-        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
             if active() is mine:  # another thread may be running this very model
                 take("in", [args, kwargs])
 
-        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             nonlocal calls
             if active() is mine:
                 take("out", output)

@@ -91,7 +91,7 @@ def example(model: Model, text: Any = None) -> Prepared:
     """Something the model can read: the text given, a sentence, or random ids or pixels where it has no tokenizer."""
     if text is not None or model.tokenizer is not None:
         return prepare(model, text if text is not None else TEXT)[0][0]
-    config = getattr(model.model, "config", None)
+    config: Any = getattr(model.model, "config", None)
     generator = torch.Generator().manual_seed(0)
     if getattr(config, "num_channels", None) and getattr(config, "image_size", None):
         size = config.image_size
@@ -99,6 +99,8 @@ def example(model: Model, text: Any = None) -> Prepared:
         return Prepared({"pixel_values": torch.randn(1, config.num_channels, height, width, generator=generator)}, None)
     embedding = model.model.get_input_embeddings() if hasattr(model.model, "get_input_embeddings") else None
     if isinstance(embedding, torch.nn.Embedding):
-        ids = torch.randint(min(5, embedding.num_embeddings - 1), embedding.num_embeddings, (1, 12), generator=generator)
+        ids = torch.randint(
+            min(5, embedding.num_embeddings - 1), embedding.num_embeddings, (1, 12), generator=generator
+        )
         return prepare(model, {"input_ids": ids})[0][0]
     raise InputError(f"{model.name} has no tokenizer and whence cannot invent an input for it: give one with text=.")

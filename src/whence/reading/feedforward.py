@@ -172,16 +172,16 @@ def _feedforward(tape: Tape, call: Call, found: Found, others: set[int], toleran
         raise Unread(f"the state after attention is not known ({found.reason_c or found.reason_b})")
     if wiring.kind == "parallel":
         raise Unread("attention and feed-forward layer are parallel: there is no state between them")
-    out = block_output(tape, op, found)
+    out = block_output(op, found)
     if out is None:
         raise Unread("no module shows the state after the block")
-    if id(out) in {id(n) for n in (*origins(state), *closure(tape, state))}:
+    if id(out) in {id(n) for n in (*origins(state), *closure(state))}:
         raise Unread("the block ends with its attention")
     if ancestors([out]) & (others - ancestors([state])):
         raise Unread("another attention layer stands between this one and the end of the block")
     last = {id(n) for n in origins(out)}
-    same = {id(n) for n in (*origins(state), *closure(tape, state))}
-    for add, used in consumers(closure(tape, state)):
+    same = {id(n) for n in (*origins(state), *closure(state))}
+    for add, used in consumers(closure(state)):
         direct = add.name in _ADD
         scaled = add.name in _MUL | _DIV and _factor(add, used) is not None
         if not direct and not scaled:
@@ -189,17 +189,17 @@ def _feedforward(tape: Tape, call: Call, found: Found, others: set[int], toleran
         residual_scale = None
         if scaled:
             residual_scale = _factor(add, used)
-            sums = [o for o, _ in consumers(closure(tape, add.outputs[0])) if o.name in _ADD]
+            sums = [o for o, _ in consumers(closure(add.outputs[0])) if o.name in _ADD]
             if not sums:
                 continue
             used, add = add.outputs[0], sums[0]
-        rest = [n for n in add.inputs if id(n) not in {id(m) for m in (*origins(used), *closure(tape, used))}]
+        rest = [n for n in add.inputs if id(n) not in {id(m) for m in (*origins(used), *closure(used))}]
         if len(rest) != 1 or rest[0].value.numel() != state.value.numel():
             continue
         total, norm = add.outputs[0], None
-        if not last & {id(n) for n in (*closure(tape, total), *origins(total))}:
-            after = _norm_of(tape, total, consumers(closure(tape, total)), tolerance)
-            if after is None or not last & {id(n) for n in (*closure(tape, after[1]), *origins(after[1]))}:
+        if not last & {id(n) for n in (*closure(total), *origins(total))}:
+            after = _norm_of(total, consumers(closure(total)), tolerance)
+            if after is None or not last & {id(n) for n in (*closure(after[1]), *origins(after[1]))}:
                 continue
             norm = after[0]
         made = _branch(tape, rest[0], state, same, residual_scale, norm, tolerance)
@@ -405,7 +405,7 @@ def _value_map(tape: Tape, value: Tensor, found: Found, tolerance: float) -> tup
     if found.residual is None:
         raise Unread("the block's input is not known")
     read, linear = _map_of(tape, tape.node(value))
-    same = {id(n) for n in (*origins(found.residual), *closure(tape, found.residual))}
+    same = {id(n) for n in (*origins(found.residual), *closure(found.residual))}
     norm: Norm | None = None
     if not same & {id(n) for n in origins(read)}:
         normed = _norm_making(tape, read, tolerance)

@@ -31,7 +31,7 @@ _PASSIVE = {
 _SCORE = _PASSIVE | {
     "mul", "div", "true_divide", "add", "sub", "__mul__", "__truediv__", "__add__", "__sub__", "__radd__", "__rmul__",
     "mul_", "div_", "add_", "__iadd__", "__imul__", "__itruediv__", "masked_fill", "masked_fill_", "where", "maximum",
-    "max", "clamp", "tanh", "masked_fill", "__rsub__", "__neg__", "einsum",
+    "max", "clamp", "tanh", "__rsub__", "__neg__", "einsum",
 }  # fmt: skip
 
 
@@ -74,7 +74,9 @@ class AttentionMode(TorchFunctionMode):
         if not isinstance(result, Tensor):
             return result
         if func in _SOFTMAX:
-            self._note_softmax(args[0] if args else kwargs["input"], result, kwargs.get("dim", args[1] if len(args) > 1 else -1))
+            self._note_softmax(
+                args[0] if args else kwargs["input"], result, kwargs.get("dim", args[1] if len(args) > 1 else -1)
+            )
         elif func in _MATMUL and len(args) == 2 and args[0].dim() >= 3 and args[1].dim() >= 3:
             self._keep_score(result, args[0], args[1])
         elif func in _BADDBMM and len(args) >= 3:
@@ -90,7 +92,7 @@ class AttentionMode(TorchFunctionMode):
 
     def _note_einsum(self, equation: str, left: Tensor, right: Tensor, result: Tensor) -> None:
         """A contraction of two activations may be the scores; kept as (queries, keys transposed) by batch-head."""
-        operands = _bring_forward(equation, left, right, result)
+        operands = _bring_forward(equation, left, right)
         if operands is not None:
             self._keep_score(result, *operands)
 
@@ -119,7 +121,7 @@ class AttentionMode(TorchFunctionMode):
     def _heads_first(self, tensor: Tensor) -> Tensor:
         """(batch·head, a, b) → (batch, head, a, b); four-dimensional tensors as they are."""
         if tensor.dim() == 3:
-            return tensor.unflatten(0, (self.batch, -1))
+            tensor = tensor.unflatten(0, (self.batch, -1))
         return tensor
 
     def _mixed(self, func: Callable[..., Any], weights: Tensor, value: Tensor) -> Any:
@@ -134,7 +136,9 @@ class AttentionMode(TorchFunctionMode):
         if not shapes_fit or (weights.dim() == 4 and weights.shape[0] != self.batch):
             return result
         number, edits = self.tap.begin()
-        call = self._call(self._heads_first(weights), self._heads_first(value), self._heads_first(result), scores, result)
+        call = self._call(
+            self._heads_first(weights), self._heads_first(value), self._heads_first(result), scores, result
+        )
         if edits:
             call = apply_edits(call, edits)
             result = call.output.reshape(result.shape)
@@ -226,7 +230,9 @@ class AttentionMode(TorchFunctionMode):
             scores = scores.masked_fill(~visible, -math.inf)
         weights = torch.softmax(scores, dim=-1)
         number, edits = self.tap.begin()
-        call = Call(query, key, value, weights, expand_heads(weights, heads) @ expand_heads(value, heads), visible, factor, bias)
+        call = Call(
+            query, key, value, weights, expand_heads(weights, heads) @ expand_heads(value, heads), visible, factor, bias
+        )
         if edits:
             call = apply_edits(call, edits)
         # The tensor handed on is the one recorded, so that its dataflow can be followed.
@@ -235,7 +241,7 @@ class AttentionMode(TorchFunctionMode):
         return call.output
 
 
-def _bring_forward(equation: str, left: Tensor, right: Tensor, result: Tensor) -> tuple[Tensor, Tensor] | None:
+def _bring_forward(equation: str, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor] | None:
     """An einsum of queries and keys as (…, query, d) and (…, d, key), in the axis order of its result."""
     try:
         a, rest = equation.replace(" ", "").split(",")

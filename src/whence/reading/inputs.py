@@ -83,7 +83,11 @@ def _from_text(model: Model, text: str, pair: str | None, target: Any, truncate:
         raise InputError(f"text_pair is a {type(pair).__name__}; with one text it must be one text.")
     limit = position_limit(model.model)
     encoded = tokenizer(
-        text, pair, return_tensors="pt", truncation=truncate and limit is not None, max_length=limit if truncate else None
+        text,
+        pair,
+        return_tensors="pt",
+        truncation=truncate and limit is not None,
+        max_length=limit if truncate else None,
     )
     length = encoded["input_ids"].shape[1]
     if limit is not None and length > limit:
@@ -147,7 +151,9 @@ def _with_target(model: Model, prepared: Prepared, target: Any) -> Prepared:
         ids = model.tokenizer(text_target=target, return_tensors="pt")["input_ids"]
         start = config.decoder_start_token_id
         if start is not None and int(ids[0, 0]) != start:
-            ids = torch.cat([torch.tensor([[start]]), ids[:, :-1] if int(ids[0, -1]) == config.eos_token_id else ids], dim=1)
+            ids = torch.cat(
+                [torch.tensor([[start]]), ids[:, :-1] if int(ids[0, -1]) == config.eos_token_id else ids], dim=1
+            )
     elif target is not None:
         ids = torch.as_tensor(target).reshape(1, -1)
     elif _can_generate(model.model):
@@ -208,7 +214,9 @@ def _from_tensors(model: Model, given: Any, target: Any) -> tuple[list[Prepared]
     rows = next(iter(counts.values()))
     if len(set(counts.values())) > 1:
         if min(counts.values()) > 1:
-            raise InputError(f"the inputs disagree on how many sequences there are: {counts}. Give as many rows of each.")
+            raise InputError(
+                f"the inputs disagree on how many sequences there are: {counts}. Give as many rows of each."
+            )
         # One sequence that takes several rows of something (MusicGen's codebooks): nothing to split, nothing padded.
         return [Prepared(tensors_and_masks, None)], True
     prepared = []
@@ -225,7 +233,9 @@ def _from_tensors(model: Model, given: Any, target: Any) -> tuple[list[Prepared]
         if "input_ids" in inputs:
             ids = inputs["input_ids"]
             if ids.shape[1] == 0:
-                raise InputError(f"sequence {row} of the given input_ids has no tokens left once its padding is removed.")
+                raise InputError(
+                    f"sequence {row} of the given input_ids has no tokens left once its padding is removed."
+                )
             check_ids(model, ids)
             limit = position_limit(model.model)
             if limit is not None and ids.shape[1] > limit:
@@ -307,9 +317,9 @@ def _find_limit(model: nn.Module) -> int | None:
         return None
     for name, module in model.named_modules():
         # RoBERTa and its kin begin to count after the padding index, so two rows of the table are never used.
-        if isinstance(module, nn.Embedding) and "position" in name and module.num_embeddings == limit:
-            if module.padding_idx is not None:
-                return limit - module.padding_idx - 1
+        table = isinstance(module, nn.Embedding) and "position" in name and module.num_embeddings == limit
+        if table and module.padding_idx is not None:
+            return limit - int(module.padding_idx) - 1
     return limit
 
 

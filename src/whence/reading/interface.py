@@ -50,10 +50,12 @@ def _eager_function(owner: type[nn.Module]) -> tuple[Callable[..., Any], str]:
 
 def eager_function(module: nn.Module) -> Callable[..., Any]:
     """The model's own eager attention function; refused where another library has put its own in its place."""
-    function, place = _eager_function(type(module))
+    owner: Any = type(module)
+    function: Callable[..., Any]
+    function, place = _eager_function(owner)
     current = getattr(sys.modules[place.rpartition(".")[0]], place.rpartition(".")[2])
     home, family = str(getattr(current, "__module__", "?")), place.split(".")[0]
-    if current is not function or home.split(".")[0] != family:
+    if current is not function or home.split(".")[0] not in (family, "transformers"):
         raise ModelError(
             f"{place} has been replaced by {home}.{getattr(current, '__qualname__', current)}: another library has "
             "patched this model's attention, so whence cannot vouch for what it reads. Undo that patch (or start "
@@ -71,13 +73,20 @@ def visibility(mask: Tensor | None, n_key: int) -> Tensor | None:
 
 
 def attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *args: Any, **kwargs: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *args: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function whence registers: the model's own eager one, overheard."""
     eager = eager_function(module)
     tap = active()
     if tap is None:
-        return eager(module, query, key, value, attention_mask, *args, **kwargs)
+        result: tuple[Tensor, Tensor | None] = eager(module, query, key, value, attention_mask, *args, **kwargs)
+        return result
     tap.busy = True
     try:
         output, weights = eager(module, query, key, value, attention_mask, *args, **kwargs)

@@ -82,7 +82,10 @@ class Proof:
     @property
     def holds(self) -> dict[str, bool]:
         """Whether each of the four checks holds for every attention call."""
-        within = lambda e: e is not None and e <= self.tolerance  # noqa: E731
+
+        def within(error: float | None) -> bool:
+            return error is not None and error <= self.tolerance
+
         return {
             "a": all(within(s.error_a) for s in self.sites),
             "b": all(within(s.error_b) and s.reason_b is None for s in self.sites),
@@ -127,7 +130,11 @@ def prove(model: nn.Module, inputs: Mapping[str, Any]) -> Proof:
             return _prove_way(model, way, inputs, batch, plain, tolerance, tuple(tried))
         except Unread as problem:
             tried.append(f"{way}: {problem}")
-    nothing = " It seems to have no attention, or one that is not softmax(…) · values." if all("no " in t for t in tried) else ""
+    nothing = (
+        " It seems to have no attention, or one that is not softmax(…) · values."
+        if all("no " in t for t in tried)
+        else ""
+    )
     raise ModelError(
         f"whence could not read the attention of {type(model).__name__}.{nothing} Tried: " + "; ".join(tried) + "."
     )
@@ -137,7 +144,9 @@ def check_weights(model: nn.Module) -> None:
     """Refuse weights that are not numbers, naming the tensor."""
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
-            raise ModelError(f"the weight {name!r} has no data (it is on the meta device): load the model's weights first.")
+            raise ModelError(
+                f"the weight {name!r} has no data (it is on the meta device): load the model's weights first."
+            )
         if not parameter.is_floating_point() or parameter.numel() == 0:
             continue
         low, high = torch.aminmax(parameter.detach())  # NaN wins in both: one pass over the weights tells
@@ -178,13 +187,19 @@ def _prove_way(
             stack.enter_context(AttentionMode(unseen, batch, outside=tap))
         outputs = _numbers(model(**inputs))
     if not tap.calls:
-        missing = "no attention call was seen" if way == INTERFACE else "no softmax over positions followed by a product with values"
+        missing = (
+            "no attention call was seen"
+            if way == INTERFACE
+            else "no softmax over positions followed by a product with values"
+        )
         raise Unread(missing)
     if unseen.calls:
         raise Unread(f"{len(tap.calls)} attention calls came through it and {len(unseen.calls)} went past it")
     error_d = max((deviation(outputs[k], plain[k]) for k in plain if k in outputs), default=float("inf"))
     if error_d > tolerance:
-        raise Unread(f"the outputs with the tap differ by {error_d:.1e} from those without it{_why(model, inputs, plain, tolerance)}")
+        raise Unread(
+            f"the outputs with the tap differ by {error_d:.1e} from those without it{_why(model, inputs, plain, tolerance)}"
+        )
     readings = [_read_site(tape, call, tolerance) for call in tap.calls]
     wrong = [i for i, reading in enumerate(readings) if reading[0] > tolerance]
     if wrong:
@@ -206,7 +221,9 @@ def _why(model: nn.Module, inputs: Mapping[str, Any], plain: Mapping[Any, Tensor
     gap = max(deviation(eager[k], plain[k]) for k in plain)
     if gap <= tolerance:
         return ""
-    return f"; the model's own {own!r} and eager attention differ by {gap:.1e}: load it with attn_implementation='eager'"
+    return (
+        f"; the model's own {own!r} and eager attention differ by {gap:.1e}: load it with attn_implementation='eager'"
+    )
 
 
 def _read_site(tape: Tape, call: Call, tolerance: float) -> tuple[float, Found]:
@@ -223,7 +240,7 @@ def _read_site(tape: Tape, call: Call, tolerance: float) -> tuple[float, Found]:
         return error_a, nothing
     heads = call.output[0] if call.output.shape[0] == 1 else call.output.transpose(0, 1).flatten(1, 2)
     try:
-        projection, projected, error_b = find_projection(tape, tape.node(call.node), heads, tolerance)
+        projection, projected, error_b = find_projection(tape.node(call.node), heads, tolerance)
     except Unread as problem:
         return error_a, _reasons(nothing, str(problem), "needs the output projection")
     source = tape.node(call.query if call.query is not None else call.value)
@@ -250,7 +267,7 @@ def _number_sites(
     for number, (call, op, stack, (error_a, found)) in enumerate(zip(calls, ops, stacks, readings, strict=True)):
         layer = counts.get(stack, 0)
         counts[stack] = layer + 1
-        after = block_output(tape, op, found) if op is not None else None
+        after = block_output(op, found) if op is not None else None
         sites.append(
             Site(
                 number=number,
@@ -334,7 +351,7 @@ def _reads_elsewhere(tape: Tape, call: Call, found: Found, two: bool) -> bool:
     n_query, n_key = call.weights.shape[-2:]
     if found.residual is None or call.key is None or not two:
         return n_query != n_key
-    stream: set[int] = {id(n) for n in (*origins(found.residual), *closure(tape, found.residual))}
+    stream: set[int] = {id(n) for n in (*origins(found.residual), *closure(found.residual))}
     return not (ancestors([tape.node(call.key)]) & stream)
 
 

@@ -164,7 +164,7 @@ def run(
     inputs = accepted(model.model, on_device(model, batch))
     if "output_hidden_states" in inputs:
         inputs.pop("output_hidden_states")
-    tap = Tap(edits=edits or {}, keep=None if wanted >= frozenset(KEEP) else lambda number: wanted)
+    tap = Tap(edits=edits or {}, keep=None if wanted >= frozenset(KEEP) else lambda _: wanted)
     handles = _handles(proof) if "states" in wanted else []
     final: list[Tensor] = []
     with ExitStack() as stack:
@@ -194,7 +194,7 @@ def _watch_final(model: nn.Module, into: list[Tensor]) -> Any:
     """Take the final states from the body of the model, whatever head is on it."""
     body = getattr(model, "base_model", model)
 
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
+    def hook(_module: nn.Module, _args: Any, output: Any) -> None:
         states = getattr(output, "last_hidden_state", None)
         if states is None and isinstance(output, tuple) and output and isinstance(output[0], Tensor):
             states = output[0]
@@ -207,9 +207,7 @@ def _watch_final(model: nn.Module, into: list[Tensor]) -> Any:
 # -- from a batch to one trace -------------------------------------------------------------------------------------
 
 
-def _cut(
-    model: Model, proof: Proof, outcome: Outcome, row: int, prepared: Prepared, wanted: frozenset[str]
-) -> Trace:
+def _cut(model: Model, proof: Proof, outcome: Outcome, row: int, prepared: Prepared, wanted: frozenset[str]) -> Trace:
     """The part of the batch that is sequence `row`, without padding."""
     source = prepared.inputs["input_ids"].shape[1] if "input_ids" in prepared.inputs else None
     decoder_ids = prepared.inputs.get("decoder_input_ids")
@@ -230,9 +228,11 @@ def _cut(
     sizes: dict[str, set[tuple[int, int]]] = {}
     two = len(proof.stacks) > 1
     for site, call in zip(proof.sites, outcome.calls, strict=True):
-        n_query = real(_length(call, outcome, site, row, query=True), two and site.stack in ("decoder", "cross"))
-        n_key = real(_length(call, outcome, site, row, query=False), two and site.stack == "decoder")
-        layers.setdefault(site.stack, []).append(_layer(site, call, outcome, row, n_query, n_key, wanted, proof.tolerance))
+        n_query = real(_length(call, outcome, site, query=True), two and site.stack in ("decoder", "cross"))
+        n_key = real(_length(call, outcome, site, query=False), two and site.stack == "decoder")
+        layers.setdefault(site.stack, []).append(
+            _layer(site, call, outcome, row, n_query, n_key, wanted, proof.tolerance)
+        )
         sizes.setdefault(site.stack, set()).add((n_query, n_key))
     for name, found in layers.items():
         n_query, n_key = next(iter(sizes[name])) if len(sizes[name]) == 1 else (-1, -1)
@@ -274,13 +274,13 @@ def _check_finite(model: Model, tensor: Tensor) -> None:
         )
 
 
-def _length(call: Call, outcome: Outcome, site: Site, row: int, *, query: bool) -> int:
+def _length(call: Call, outcome: Outcome, site: Site, *, query: bool) -> int:
     for tensor, axis in ((call.weights, 2 if query else 3), (call.output, 2) if query else (call.value, 2)):
         if tensor.dim() == 4:
             return tensor.shape[axis]
-    tensor = call.query if query else call.key
-    if tensor is not None:
-        return tensor.shape[2]
+    other = call.query if query else call.key
+    if other is not None:
+        return other.shape[2]
     # A decoder's own tokens, but for the keys of cross-attention; a decoder without an encoder reads the input itself.
     own = site.stack == "decoder" or (site.stack == "cross" and query)
     ids = outcome.batch.get("decoder_input_ids") if own else None
@@ -364,5 +364,3 @@ def _layer(
 def outcome_rows(outcome: Outcome) -> int:
     """How many sequences the batch held."""
     return next(iter(outcome.batch.values())).shape[0]
-
-

@@ -128,7 +128,9 @@ def _replace(change: Replace, site: Site, shape: tuple[int, int, int]) -> Edit:
         raise InputError(f"query {change.query} is out of range: there are {n_query} (0 … {n_query - 1}).")
     expected = tuple(where[heads, rows].shape)
     squeezed = tuple(
-        n for n, fixed in zip(expected, (change.head is not None, change.query is not None, False), strict=True) if not fixed
+        n
+        for n, fixed in zip(expected, (change.head is not None, change.query is not None, False), strict=True)
+        if not fixed
     )
     if tuple(change.weights.shape) not in (expected, squeezed):
         raise InputError(

@@ -141,7 +141,7 @@ class Tape(TorchFunctionMode):
 
             return hook
 
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
+        def leave(_module: nn.Module, _args: Any, output: Any) -> None:
             call = self._stack.pop()
             call.outputs = [(path, self.node(t)) for path, t in walk(output)]
             call.end = len(self.ops)

@@ -59,7 +59,9 @@ class Layer:
 
     def _kept(self, tensor: Tensor | None, name: str) -> Tensor:
         if tensor is None:
-            raise InputError(f"layer {self.index} has no {name}: they were not kept. Trace again with keep including {name!r}.")
+            raise InputError(
+                f"layer {self.index} has no {name}: they were not kept. Trace again with keep including {name!r}."
+            )
         return tensor
 
     @property
@@ -164,7 +166,10 @@ class Layer:
         if missing:
             raise InputError(f"layer {self.index} has no head {missing[0]}; it has heads {_ranges(self.heads)}.")
         at = torch.tensor([self.heads.index(h) for h in heads])
-        pick = lambda t: None if t is None else t[at.to(t.device)]  # noqa: E731
+
+        def pick(t: Any) -> Any:
+            return None if t is None else t[at.to(t.device)]
+
         n = len(self.heads)
         visible = self.visible
         projection = self._projection
@@ -188,8 +193,8 @@ class Layer:
             if isinstance(value, Projection):
                 return Projection(move(value.weight), None if value.bias is None else move(value.bias))
             if isinstance(value, Norm):
-                parts = (None if t is None else move(t) for t in (value.weight, value.bias))
-                return Norm(*parts, value.eps, value.centred, value.offset)
+                weight, bias = (None if t is None else move(t) for t in (value.weight, value.bias))
+                return Norm(weight, bias, value.eps, value.centred, value.offset)
             return value
 
         return replace(self, **{name: through(getattr(self, name)) for name in self.__dataclass_fields__})
@@ -348,7 +353,10 @@ class Trace:
 
     def to(self, device: str | torch.device) -> Trace:
         """A copy on another device (or in another dtype)."""
-        move = lambda t: t.to(device)  # noqa: E731
+
+        def move(t: Tensor) -> Tensor:
+            return t.to(device)
+
         stacks = {n: replace(s, layers=tuple(la._map(move) for la in s.layers)) for n, s in self.stacks.items()}
         return replace(
             self,
@@ -425,11 +433,17 @@ class Trace:
     def _repr_html_(self) -> str:
         import html
 
-        words = " ".join(f"<span title='{html.escape(r)}'>{html.escape(t)}</span>" for t, r in zip(self.tokens, self.tokens.raw, strict=True))
+        words = " ".join(
+            f"<span title='{html.escape(r)}'>{html.escape(t)}</span>"
+            for t, r in zip(self.tokens, self.tokens.raw, strict=True)
+        )
         return f"<div><b>{html.escape(repr(self))}</b><p>{words}</p></div>"
 
     def __repr__(self) -> str:
-        parts = [f"{len(s)} {n} layers × {len(s.layers[0].heads)} heads, {len(s.tokens)} tokens" for n, s in self.stacks.items()]
+        parts = [
+            f"{len(s)} {n} layers × {len(s.layers[0].heads)} heads, {len(s.tokens)} tokens"
+            for n, s in self.stacks.items()
+        ]
         return f"Trace({self.provenance.model}: {'; '.join(parts)})"
 
 
@@ -480,5 +494,7 @@ def _unpack(key: str, value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, dict) and "projection" in value:
         return Projection(tensors[f"{key}.weight"], tensors.get(f"{key}.bias"))
     if isinstance(value, dict) and "norm" in value:
-        return Norm(tensors.get(f"{key}.weight"), tensors.get(f"{key}.bias"), value["eps"], value["centred"], value["offset"])
+        return Norm(
+            tensors.get(f"{key}.weight"), tensors.get(f"{key}.bias"), value["eps"], value["centred"], value["offset"]
+        )
     return tuple(value) if isinstance(value, list) else value

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,7 +123,7 @@ class Found:
     stream: Node | None = None  # the sum before a post-norm
 
 
-def closure(tape: Tape, node: Node) -> list[Node]:
+def closure(node: Node) -> list[Node]:
     """`node` and everything that is the same numbers in another shape or dtype, forward in time."""
     found = [node]
     seen = {id(node)}
@@ -171,14 +172,14 @@ def consumers(nodes: Iterable[Node]) -> list[tuple[Op, Node]]:
 # -- (b): the output projection ------------------------------------------------------------------------------------
 
 
-def find_projection(tape: Tape, start: Node, heads: Tensor, tolerance: float) -> tuple[Projection, Node, float]:
+def find_projection(start: Node, heads: Tensor, tolerance: float) -> tuple[Projection, Node, float]:
     """From the head outputs (head, query, d_v) to the linear map that mixes them into the model's width."""
     tried: list[str] = []
-    for op, node in consumers(closure(tape, start)):
+    for op, node in consumers(closure(start)):
         projection = _as_linear(op, node, heads.shape[0], heads.shape[2])
         out = op.outputs[0] if projection is not None else None
         if projection is None:
-            projection, out = _as_added(tape, op, node, heads.shape[0], heads.shape[2])
+            projection, out = _as_added(op, node, heads.shape[0], heads.shape[2])
         if projection is None or out is None:
             tried.append(op.name)
             continue
@@ -190,15 +191,19 @@ def find_projection(tape: Tape, start: Node, heads: Tensor, tolerance: float) ->
     if not tried:
         raise Unread("nothing was computed from the head outputs")
     gates = sum(name in _MUL or "sigmoid" in name for name in tried)
-    hint = "; the head outputs are multiplied by something (a gate or a scale) before they are projected" if gates else ""
-    raise Unread(f"no linear map of the head outputs alone was found; they go into: {', '.join(dict.fromkeys(tried))}{hint}")
+    hint = (
+        "; the head outputs are multiplied by something (a gate or a scale) before they are projected" if gates else ""
+    )
+    raise Unread(
+        f"no linear map of the head outputs alone was found; they go into: {', '.join(dict.fromkeys(tried))}{hint}"
+    )
 
 
 def _as_linear(op: Op, node: Node, heads: int, size: int) -> Projection | None:
     """The operation as a projection of flattened head outputs, if it is one."""
     a, kw = op.args, op.kwargs
-    weight: Tensor | None = None
-    bias: Tensor | None = None
+    weight: Any = None
+    bias: Any = None
     if op.name == "linear" and _is(a, 0, node):
         weight, bias = _arg(a, kw, 1, "weight").T, _arg(a, kw, 2, "bias")
     elif op.name == "addmm" and _is(a, 1, node):
@@ -219,14 +224,14 @@ def _as_linear(op: Op, node: Node, heads: int, size: int) -> Projection | None:
     return Projection(weight.detach().unflatten(0, (heads, size)), None if bias is None else bias.detach().reshape(-1))
 
 
-def _as_added(tape: Tape, op: Op, node: Node, heads: int, size: int) -> tuple[Projection | None, Node | None]:
+def _as_added(op: Op, node: Node, heads: int, size: int) -> tuple[Projection | None, Node | None]:
     """Heads added first and then projected, (Σ_h z_h) W: every head is given the same W. With the projected tensor.
 
     That the sum runs over the heads, and over nothing else, is left to the caller's check by value.
     """
     if op.name != "sum" or not op.outputs or op.outputs[0].value.numel() * heads != node.value.numel():
         return None, None
-    for after, summed in consumers(closure(tape, op.outputs[0])):
+    for after, summed in consumers(closure(op.outputs[0])):
         one = _as_linear(after, summed, 1, size)
         if one is not None:
             return Projection(one.weight.expand(heads, -1, -1), one.bias), after.outputs[0]
@@ -255,7 +260,7 @@ def _is(args: tuple[object, ...], i: int, node: Node) -> bool:
     return len(args) > i and args[i] is node.tensor
 
 
-def _arg(args: tuple[object, ...], kwargs: dict[str, object], i: int, name: str) -> object:
+def _arg(args: tuple[Any, ...], kwargs: dict[str, Any], i: int, name: str) -> Any:
     return args[i] if len(args) > i else kwargs.get(name)
 
 
@@ -275,29 +280,31 @@ class _Sum:
 
 def find_wiring(tape: Tape, projected: Node, upstream: set[int], tolerance: float) -> tuple[Wiring, Found]:
     """From the projection's output to the state after attention. `upstream`: ids of what the queries came from."""
-    found = _find_sum(tape, projected, upstream, tolerance)
+    found = _find_sum(projected, upstream, tolerance)
     total, kind, others = found.total, PRE, list(found.others)
     norm: Norm | None = None
     state = total
-    uses = consumers(closure(tape, total))
-    side = _lone_side_addend(tape, total, uses)
+    uses = consumers(closure(total))
+    side = _lone_side_addend(total, uses)
     while side is not None:
         add, other = side
         others.append(other)
         total = state = add.outputs[0]
-        uses = consumers(closure(tape, total))
-        side = _lone_side_addend(tape, total, uses)
+        uses = consumers(closure(total))
+        side = _lone_side_addend(total, uses)
     if others:
         kind = PARALLEL
     else:
         kind = PRE if found.norm is None else SANDWICH
-        after = _sole_norm(tape, total, found.add, uses, tolerance)
-        if after is not None and _carried_on(tape, after[1]):
+        after = _sole_norm(total, uses, tolerance)
+        if after is not None and _carried_on(after[1]):
             norm, state = after
             kind = POST
-        elif after is None and not _carried_on(tape, total):
+        elif after is None and not _carried_on(total):
             names = ", ".join(dict.fromkeys(op.name for op, _ in uses)) or "nothing"
-            raise Unread(f"residual + attention goes into {names}, and on to no later residual: no wiring that is known")
+            raise Unread(
+                f"residual + attention goes into {names}, and on to no later residual: no wiring that is known"
+            )
     wiring = Wiring(
         kind=kind,
         residual=find_handle(tape, found.residual),
@@ -308,9 +315,11 @@ def find_wiring(tape: Tape, projected: Node, upstream: set[int], tolerance: floa
         norm=norm,
     )
     if flat(found.residual.value).shape != flat(projected.value).shape:
-        raise Unread(f"the residual has shape {tuple(found.residual.value.shape)}, the projection {tuple(projected.value.shape)}")
-    other = sum((flat(n.value) for n in others[1:]), flat(others[0].value)) if others else None
-    rebuilt = wiring.rebuild(flat(found.residual.value), flat(projected.value), other)
+        raise Unread(
+            f"the residual has shape {tuple(found.residual.value.shape)}, the projection {tuple(projected.value.shape)}"
+        )
+    aside = sum((flat(n.value) for n in others[1:]), flat(others[0].value)) if others else None
+    rebuilt = wiring.rebuild(flat(found.residual.value), flat(projected.value), aside)
     error = deviation(flat(state.value), rebuilt)
     reason = None
     if error > tolerance:
@@ -320,14 +329,14 @@ def find_wiring(tape: Tape, projected: Node, upstream: set[int], tolerance: floa
     return wiring, Found(None, projected, 0.0, wiring, error, None, reason, found.residual, state, total)
 
 
-def _find_sum(tape: Tape, projected: Node, upstream: set[int], tolerance: float) -> _Sum:
+def _find_sum(projected: Node, upstream: set[int], tolerance: float) -> _Sum:
     """Walk from the projection's output to the add that joins the residual, noting scales and norms on the way."""
     node, scale, norm = projected, None, None
     others: list[Node] = []
     tried: list[str] = []
     for _ in range(12):
         step: Node | None = None
-        uses = consumers(closure(tape, node))
+        uses = consumers(closure(node))
         for op, used in uses:
             if op.name not in _ADD or not op.outputs:
                 continue
@@ -349,7 +358,7 @@ def _find_sum(tape: Tape, projected: Node, upstream: set[int], tolerance: float)
                         step = op.outputs[0]
                         break
         if step is None and scale is None and norm is None and not others:
-            read = _norm_of(tape, node, uses, tolerance)
+            read = _norm_of(node, uses, tolerance)
             if read is not None:
                 norm, step = read
         if step is None:
@@ -394,7 +403,7 @@ def _factor(op: Op, used: Node) -> Tensor | float | None:
     return None
 
 
-def _lone_side_addend(tape: Tape, total: Node, uses: list[tuple[Op, Node]]) -> tuple[Op, Node] | None:
+def _lone_side_addend(total: Node, uses: list[tuple[Op, Node]]) -> tuple[Op, Node] | None:
     """(r + attention) + f, where f does not come from the sum: the parallel wiring's other branch."""
     ops = {op.index: (op, used) for op, used in uses}
     if len(ops) != 1:
@@ -406,16 +415,16 @@ def _lone_side_addend(tape: Tape, total: Node, uses: list[tuple[Op, Node]]) -> t
     return op, other
 
 
-def _norm_calls(tape: Tape, names: set[int], op: Op, since: int) -> Iterator[ModuleCall]:
+def _norm_calls(names: set[int], op: Op, since: int) -> Iterator[ModuleCall]:
     """Module calls around `op` that began after `since` and were given one of the nodes in `names`."""
     for call in op.region:
         if call.begin > since and any(id(node) in names for _, node in call.inputs):
             yield call
 
 
-def _norm_of(tape: Tape, node: Node, uses: list[tuple[Op, Node]], tolerance: float) -> tuple[Norm, Node] | None:
+def _norm_of(node: Node, uses: list[tuple[Op, Node]], tolerance: float) -> tuple[Norm, Node] | None:
     """The norm that reads `node`, with its output, if one of its uses is a norm."""
-    names = {id(n) for n in closure(tape, node)}
+    names = {id(n) for n in closure(node)}
     since = node.producer.index if node.producer is not None else -1
     for op, used in uses:
         if op.name in ("layer_norm", "rms_norm"):
@@ -428,7 +437,7 @@ def _norm_of(tape: Tape, node: Node, uses: list[tuple[Op, Node]], tolerance: flo
             norm = best_reading(reading, eps_values, used.value, op.outputs[0].value, tolerance)
             if norm is not None:
                 return norm, op.outputs[0]
-        for call in _norm_calls(tape, names, op, since):
+        for call in _norm_calls(names, op, since):
             if len(call.outputs) != 1:
                 continue
             given = next(n for _, n in call.inputs if id(n) in names)
@@ -438,26 +447,24 @@ def _norm_of(tape: Tape, node: Node, uses: list[tuple[Op, Node]], tolerance: flo
     return None
 
 
-def _sole_norm(
-    tape: Tape, total: Node, add: Op, uses: list[tuple[Op, Node]], tolerance: float
-) -> tuple[Norm, Node] | None:
+def _sole_norm(total: Node, uses: list[tuple[Op, Node]], tolerance: float) -> tuple[Norm, Node] | None:
     """The post-norm: a norm that is the only thing the sum goes into."""
-    read = _norm_of(tape, total, uses, tolerance)
+    read = _norm_of(total, uses, tolerance)
     if read is None:
         return None
     _, out = read
-    inside = _producing_region(tape, out, total)
+    inside = _producing_region(out, total)
     if all(op.index in inside for op, _ in uses):
         return read
     return None
 
 
-def _carried_on(tape: Tape, node: Node) -> bool:
+def _carried_on(node: Node) -> bool:
     """Whether a state goes on as a residual: into an add, plainly or times a constant.
 
     A norm whose output does not is a final norm after a last block without feed-forward, not a post-norm.
     """
-    for op, used in consumers(closure(tape, node)):
+    for op, used in consumers(closure(node)):
         if op.name in _ADD:
             return True
         if op.name in _MUL | _DIV and _factor(op, used) is not None:
@@ -465,7 +472,7 @@ def _carried_on(tape: Tape, node: Node) -> bool:
     return False
 
 
-def _producing_region(tape: Tape, out: Node, source: Node) -> set[int]:
+def _producing_region(out: Node, source: Node) -> set[int]:
     """Indices of the operations that compute `out` from `source`."""
     todo, seen, ops = [out], {id(out)}, set()
     while todo:
@@ -487,7 +494,7 @@ def _producing_region(tape: Tape, out: Node, source: Node) -> set[int]:
 
 def find_handle(tape: Tape, node: Node) -> Handle | None:
     """A module's input or output that is this very tensor (or the same numbers in the same layout)."""
-    same = {id(n) for n in (*origins(node), *closure(tape, node))}
+    same = {id(n) for n in (*origins(node), *closure(node))}
     for call in tape.calls:
         for side, entries in (("in", call.inputs), ("out", call.outputs)):
             for path, entry in entries:
@@ -496,13 +503,13 @@ def find_handle(tape: Tape, node: Node) -> Handle | None:
     return None
 
 
-def block_output(tape: Tape, site: Op, found: Found) -> Node | None:
+def block_output(site: Op, found: Found) -> Node | None:
     """The state after the whole block: what the innermost enclosing module that was given the residual gives back."""
     if found.residual is None or found.state is None or found.stream is None or found.stream.producer is None:
         return None
     joined = found.stream.producer.index  # the block must hold the residual add, not the attention alone
-    given = {id(n) for n in (*origins(found.residual), *closure(tape, found.residual))}
-    own = {id(n) for n in (*origins(found.state), *closure(tape, found.state))}
+    given = {id(n) for n in (*origins(found.residual), *closure(found.residual))}
+    own = {id(n) for n in (*origins(found.state), *closure(found.state))}
     width = found.state.value.shape[-1]
     fallback: Node | None = None
     for call in reversed(site.region):
@@ -519,4 +526,5 @@ def block_output(tape: Tape, site: Op, found: Found) -> Node | None:
 
 
 def with_projection(found: Found, projection: Projection, projected: Node, error: float) -> Found:
+    """The same findings with the projection that led to them."""
     return replace(found, projection=projection, projected=projected, error_b=error)

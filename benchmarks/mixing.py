@@ -1,0 +1,245 @@
+"""Mixing against its textbook versions, side by side in one process: `python benchmarks/mixing.py`.
+
+ALTI:   the head-expanded formula ((head, n, n, d) vectors, as public implementations have it) against whence's; peak memory
+        of each in a process of its own; forward + ALTI + rollout against the plain forward pass; norms and GlobEnc on top.
+HTA:    a backward pass per output number (timed on a sample of outputs in every layer, and scaled) against exact folded
+        forward mode, against whence's fallback for models that cannot be folded, and against 16 probes.
+Zero:   value zeroing against one forward pass of the model per token and layer.
+
+One thread; seconds are processor time, the smaller of the repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import whence
+import whence.mixing.hidden_token_attribution as hta_module
+from whence.mixing.contributions import contributions
+from whence.reading.trace import Layer, Trace
+
+
+def seconds(function: Callable[[], Any], repeats: int = 3) -> float:
+    """Processor time of the fastest of `repeats` runs."""
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        function()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def inputs_of(n: int) -> dict[str, Tensor]:
+    ids = torch.randint(1000, 28000, (1, n), generator=torch.Generator().manual_seed(n))
+    ids[0, 0], ids[0, -1] = 101, 102
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def traced(model: whence.Model, n: int) -> Trace:
+    found = whence.trace(model, inputs_of(n))
+    return found if isinstance(found, Trace) else found[0]
+
+
+# -- ALTI ----------------------------------------------------------------------------------------------------------
+
+
+def textbook_layer(layer: Layer) -> Tensor:
+    """ALTI of one post-norm layer as its authors' code does it: every head's vector for every pair, then the sum."""
+    transformed = torch.einsum("hkv,hvd->hkd", layer.values, layer.projection.weight)
+    weighted = torch.einsum("hqk,hkd->hqkd", layer.attention, transformed)
+    summed = weighted.sum(0)
+    n = summed.shape[0]
+    residual = torch.zeros_like(summed)
+    residual[torch.arange(n), torch.arange(n)] = layer.block_input
+    parts = summed + residual
+    norm = layer.norm
+    assert norm is not None
+    parts = norm.linear(parts) / norm.scale(layer.before_norm)[:, None]
+    y = layer.after_attention
+    distance = torch.nn.functional.pairwise_distance(y[:, None], parts, p=1, eps=0.0)
+    closer = (y.norm(p=1, dim=-1)[:, None] - distance).clamp(min=0)
+    return closer / closer.sum(-1, keepdim=True)
+
+
+def textbook(trace: Trace) -> Tensor:
+    layers = torch.stack([textbook_layer(layer) for layer in trace.of()])
+    joint = [layers[0]]
+    for layer in layers[1:]:
+        joint.append(layer @ joint[-1])
+    return torch.stack(joint)
+
+
+def ours(trace: Trace) -> Tensor:
+    return contributions(trace, "alti").rollout().values
+
+
+def child(what: str, n: int) -> None:
+    """Peak memory beyond the loaded model and its trace, in MB."""
+    torch.set_num_threads(1)
+    trace = traced(whence.load(), n)
+    contributions(traced(whence.load(), 16), "alti")  # libraries and buffers that any first call brings
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    textbook(trace) if what == "textbook" else ours(trace)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3)
+
+
+def peak(what: str, n: int) -> float:
+    command = [sys.executable, str(Path(__file__)), "--child", what, "--lengths", str(n)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().splitlines()[-1])
+
+
+def compare_alti(model: whence.Model, lengths: list[int], repeats: int) -> None:
+    print("\nALTI, all layers and rollout, on a finished trace")
+    print(f"{'n':>5} {'textbook s':>11} {'whence s':>9} {'ratio':>7} {'largest difference':>19}")
+    for n in lengths:
+        trace = traced(model, n)
+        theirs = seconds(lambda t=trace: textbook(t), 1 if n > 128 else 2)
+        mine = seconds(lambda t=trace: ours(t), repeats)
+        apart = float((textbook(trace) - ours(trace)).abs().max()) if n <= 256 else float("nan")
+        print(f"{n:>5} {theirs:>11.3f} {mine:>9.4f} {theirs / mine:>6.0f}x {apart:>19.1e}", flush=True)
+    longest = max(lengths)
+    theirs, mine = peak("textbook", longest), peak("ours", longest)
+    print(f"peak memory at n = {longest}: textbook {theirs:.0f} MB, whence {mine:.0f} MB: 1/{theirs / mine:.0f}")
+    print("\nThe whole way: forward + ALTI + rollout against the plain forward pass; norms and GlobEnc on top")
+    print(f"{'n':>5} {'forward s':>10} {'whole s':>8} {'ratio':>6} {'with norms, globenc':>20} {'adds':>6}")
+    for n in lengths:
+        inputs = inputs_of(n)
+        with torch.no_grad():
+            plain = seconds(lambda i=inputs: model.model(**i), repeats)
+        kept = ("attention", "values", "outputs", "states")
+
+        def whole(i: Any = inputs) -> Trace:
+            trace = whence.trace(model, i, keep=kept)
+            trace = trace if isinstance(trace, Trace) else trace[0]
+            ours(trace)
+            return trace
+
+        def more(i: Any = inputs) -> None:
+            trace = whole(i)
+            contributions(trace, "norms").rollout()
+            contributions(trace, "globenc").rollout()
+
+        more()
+        alti, every = seconds(whole, repeats), seconds(more, repeats)
+        print(f"{n:>5} {plain:>10.4f} {alti:>8.4f} {alti / plain:>5.1f}x {every:>20.4f} {every / alti - 1:>6.0%}", flush=True)
+
+
+# -- hidden token attribution --------------------------------------------------------------------------------------
+
+
+def backward_loop(model: whence.Model, n: int, sample: int) -> float:
+    """Seconds for a backward pass from every number of every layer's output, from a sample of them in each layer."""
+    embedded: list[Tensor] = []
+
+    def start(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[0]
+
+    handle = model.model.embeddings.register_forward_hook(start)
+    states = model.model(**inputs_of(n), output_hidden_states=True).hidden_states[1:]
+    handle.remove()
+    total = 0.0
+    width = states[0].shape[-1]
+    for state in states:
+        outputs = [(i * 7919 % n, i * 104729 % width) for i in range(sample + 1)]
+        torch.autograd.grad(state[0, outputs[0][0], outputs[0][1]], embedded[0], retain_graph=True)  # warm
+        begin = time.process_time()
+        for token, k in outputs[1:]:
+            torch.autograd.grad(state[0, token, k], embedded[0], retain_graph=True)
+        total += (time.process_time() - begin) / sample * n * width
+    return total
+
+
+@contextmanager
+def unfolded() -> Iterator[None]:
+    """whence as it treats a model whose blocks it cannot fold."""
+    kept = hta_module._folds
+    hta_module._folds = lambda *_: ([], "switched off")  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        hta_module._folds = kept
+
+
+def fallback(trace: Trace, tokens: int) -> float:
+    """Seconds for every direction through the model's own forward mode, from those of `tokens` input tokens."""
+    with unfolded():
+        sweep = hta_module._prepare(trace, trace.model, trace.of(), 2 * 10**9)  # type: ignore[arg-type]
+        n, width = trace.of().layers[0].block_input.shape
+        size = hta_module._columns(sweep, n, width, 2 * 10**9)
+        eye = torch.eye(width)
+
+        def some() -> None:
+            for token in range(tokens):
+                for first in range(0, width, size):
+                    piece = eye[first : first + size]
+                    for moved in sweep(piece, torch.full((len(piece),), token), False):
+                        moved.square().sum((-1, -2))
+
+        return seconds(some, 1) / tokens * n
+
+
+def compare_hta(model: whence.Model, lengths: list[int], sample: int) -> None:
+    print(f"\nHidden token attribution, all layers; the backward loop from {sample} outputs per layer, scaled; the fallback from 1")
+    print("input token, scaled")
+    print(f"{'n':>5} {'backward s':>11} {'exact s':>8} {'ratio':>6} {'fallback s':>11} {'ratio':>6} {'16 probes s':>12} {'ratio':>6}")
+    for n in lengths:
+        trace = traced(model, n)
+        loop = backward_loop(model, n, sample)
+        probes = seconds(lambda t=trace: whence.hidden_token_attribution(t, "probes", 16), 2)
+        other = fallback(trace, 1)
+        exact = seconds(lambda t=trace: whence.hidden_token_attribution(t, "exact"), 1)
+        print(
+            f"{n:>5} {loop:>11.0f} {exact:>8.1f} {loop / exact:>5.1f}x {other:>11.1f} {loop / other:>5.1f}x "
+            f"{probes:>12.2f} {loop / probes:>5.0f}x",
+            flush=True,
+        )
+
+
+def compare_zeroing(model: whence.Model, lengths: list[int]) -> None:
+    print("\nValue zeroing, all layers, against one forward pass per token and layer (timed once, scaled)")
+    print(f"{'n':>5} {'passes s':>9} {'whence s':>9} {'ratio':>6}")
+    for n in lengths:
+        trace = traced(model, n)
+        with torch.no_grad():
+            one = seconds(lambda i=inputs_of(n): model.model(**i), 5)
+        mine = seconds(lambda t=trace: contributions(t, "value-zeroing"), 1)
+        passes = one * n * len(trace)
+        print(f"{n:>5} {passes:>9.2f} {mine:>9.2f} {passes / mine:>5.1f}x", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[32, 128, 512])
+    parser.add_argument("--hta-lengths", type=int, nargs="*", default=[32, 64])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--sample", type=int, default=12, help="backward passes timed per layer")
+    parser.add_argument("--only", choices=("alti", "hta", "zero"))
+    parser.add_argument("--child", choices=("textbook", "ours"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child, options.lengths[0])
+        return
+    torch.set_num_threads(1)
+    model = whence.load()
+    if options.only in (None, "alti"):
+        compare_alti(model, options.lengths, options.repeats)
+    if options.only in (None, "zero"):
+        compare_zeroing(model, [n for n in options.lengths if n <= 128])
+    if options.only in (None, "hta"):
+        compare_hta(model, options.hta_lengths, options.sample)
+
+
+if __name__ == "__main__":
+    main()
