@@ -1,9 +1,9 @@
 """Certificates, witnesses and alternative maps: what they cost, beside the textbook, in one run on one thread.
 
-    python benchmarks/certify.py [--tensors FILE] [--heads 72] [--budget 60] [--skip-map]
+    python benchmarks/certify.py [--random] [--heads 72] [--budget 60] [--skip-map]
 
 Baseline for intervals: scipy.optimize.linprog, one cold solve for each end of each interval, straight from the
-definition. FILE as in benchmarks/effective_attention.py; without one, random tensors of MiniLM's shapes.
+definition. The tensors are MiniLM's on real prose; with --random, random ones of its shapes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
+from _real import tensors
 from effective_attention import random_tensors
 from scipy.optimize import linprog
 from torch import Tensor
@@ -43,7 +45,7 @@ def cold_linprog(row: Tensor, values: Tensor, top: int) -> list[float]:
     return [float(linprog(c, A_eq=matrix, b_eq=right).fun) for c in [*costs, outside]]
 
 
-def rows(tensors: dict[str, Tensor], sample: int) -> None:
+def rows(tensors: dict[str, Any], sample: int) -> None:
     attention, values = tensors["attention"], tensors["values"]
     heads, n = attention.shape[:2]
     cold, warm, ordered, checks, wide = [], [], [], [], 0.0
@@ -69,7 +71,7 @@ def rows(tensors: dict[str, Tensor], sample: int) -> None:
     )
 
 
-def head(tensors: dict[str, Tensor]) -> None:
+def head(tensors: dict[str, Any]) -> None:
     attention, values = tensors["attention"][0], tensors["values"][0]
     begin = time.process_time()
     pooled = certify_head(attention, values)
@@ -86,7 +88,7 @@ def head(tensors: dict[str, Tensor]) -> None:
     )
 
 
-def whole_map(tensors: dict[str, Tensor], heads: int, budget: float, sample: int) -> None:
+def whole_map(tensors: dict[str, Any], heads: int, budget: float, sample: int) -> None:
     attention, values = tensors["attention"][:heads], tensors["values"][:heads]
     n = attention.shape[-1]
     single = []
@@ -114,12 +116,12 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=72)
     parser.add_argument("--budget", type=float, default=60.0)
     parser.add_argument("--skip-map", action="store_true")
-    parser.add_argument("--tensors", help="torch.save'd dict with attention (heads, n, n) and values (heads, n, d_v)")
+    parser.add_argument("--random", action="store_true", help="random tensors of MiniLM's shapes")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    cases = [torch.load(options.tensors)] if options.tensors else [random_tensors(n) for n in options.lengths]
-    for tensors in cases:
-        rows(tensors, options.sample)
+    cases = [random_tensors(n) if options.random else tensors("minilm", n) for n in options.lengths]
+    for case in cases:
+        rows(case, options.sample)
     head(cases[0])
     if not options.skip_map:
         whole_map(cases[0], options.heads, options.budget, options.sample)

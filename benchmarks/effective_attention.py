@@ -1,11 +1,11 @@
 """Effective attention against the textbook, side by side in one run, on one thread.
 
-    python benchmarks/effective_attention.py [--lengths 64 128 256 512] [--causal] [--tensors FILE]
+    python benchmarks/effective_attention.py [--lengths 64 128 256 512] [--causal | --full] [--random]
 
 Baselines: a full SVD of T = VW head by head; one batched full SVD of V; for causal attention a thin SVD of the
-visible values for every row (timed on a sample of rows, scaled up; the sample is stated). FILE is a torch.save'd
-dict with attention (heads, n, n), values (heads, n, d_v) and output (d_v, d) or (heads, d_v, d); without one, random
-tensors shaped like MiniLM (72 heads of 32, width 384).
+visible values for every row (timed on a sample of rows, scaled up; the sample is stated). The tensors are those of
+MiniLM (72 heads of 32, full attention) and SmolLM2 (270 heads of 64 on 90 key-value heads, causal) on real prose; with
+--random, random ones shaped like MiniLM. Also: identifiability(trace) against the eager forward pass.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from _real import tensors
 from torch import Tensor
 
+import whence
 from whence.core.effective_attention import effective_attention
 
 
@@ -33,7 +36,7 @@ def random_tensors(n: int, *, heads: int = 72, d_v: int = 32, width: int = 384, 
 
 
 def timed(run: Callable[[], Tensor], repeats: int) -> tuple[float, Tensor]:
-    """Best wall-clock of `repeats` runs in ms, after one to warm up, and the result."""
+    """Best CPU time of `repeats` runs in ms (one thread), after one to warm up, and the result."""
     result = run()
     best = float("inf")
     for _ in range(repeats):
@@ -74,7 +77,7 @@ def causal_by_row(attention: Tensor, values: Tensor, rows: Tensor) -> Tensor:
     return result
 
 
-def compare_full(tensors: dict[str, Tensor], repeats: int) -> None:
+def compare_full(tensors: dict[str, Any], repeats: int) -> None:
     attention, values, output = tensors["attention"], tensors["values"], tensors["output"]
     n = attention.shape[-1]
     outputs = attention @ values
@@ -85,15 +88,17 @@ def compare_full(tensors: dict[str, Tensor], repeats: int) -> None:
     simplex, _ = timed(lambda: effective_attention(attention, values, constraint="simplex"), repeats)
     exact = effective_attention(attention.double(), values.double())
     error = max(float((x - exact).abs().max()) for x in (ours, from_outputs))
+    forward, _ = timed(tensors["forward"], repeats) if "forward" in tensors else (float("nan"), None)
     print(
         f"full    n={n:4d}  SVD of T {slow:8.1f}  full SVD of V {full:7.1f}  ours {plain:6.2f}"
         f"  ours, C given {given:6.2f}  simplex {simplex:6.2f} ms"
         f"   {slow / plain:6.1f}x  {full / plain:5.1f}x  (C given {slow / given:6.1f}x "
-        f" {full / given:5.1f}x)  max error {error:.1e}"
+        f" {full / given:5.1f}x)  max error {error:.1e}  forward {forward:6.1f} ms, ours {plain / forward:.0%} of it, "
+        f"C given {given / forward:.0%}"
     )
 
 
-def compare_causal(tensors: dict[str, Tensor], repeats: int, sample: int) -> None:
+def compare_causal(tensors: dict[str, Any], repeats: int, sample: int) -> None:
     n = tensors["attention"].shape[-1]
     visible = torch.ones(n, n, dtype=torch.bool).tril()
     if "logits" in tensors:
@@ -105,7 +110,9 @@ def compare_causal(tensors: dict[str, Tensor], repeats: int, sample: int) -> Non
     rows = torch.linspace(0, n - 1, min(sample, n)).round().long().unique()
     slow, reference = timed(lambda: causal_by_row(attention, values, rows), 1)
     slow *= n / len(rows)
-    fast, ours = timed(lambda: effective_attention(attention, values, visible=visible), repeats)
+    groups = tensors.get("groups", len(values))  # one factorisation serves the query heads that share a key-value head
+    grouped = attention.unflatten(0, (groups, -1)), values.unflatten(0, (groups, -1))[:, :1]
+    fast, ours = timed(lambda: effective_attention(*grouped, visible=visible).flatten(0, 1), repeats)
     exact = effective_attention(attention.double(), values.double(), visible=visible)
     # Nearly square prefixes are ill-conditioned, and float32 and float64 rightly disagree on some of their ranks.
     far = rows[rows >= 2 * values.shape[-1] - 1]
@@ -117,6 +124,15 @@ def compare_causal(tensors: dict[str, Tensor], repeats: int, sample: int) -> Non
     )
 
 
+def compare_identifiability(tensors: dict[str, Any], repeats: int) -> None:
+    forward, _ = timed(tensors["forward"], repeats)
+    whole, _ = timed(lambda: whence.identifiability(tensors["trace"]), repeats)
+    print(
+        f"identifiability(trace)  n={tensors['attention'].shape[-1]:4d}  forward {forward:7.1f}  ours {whole:7.1f} ms  "
+        f"= {whole / forward:.2f} of the forward pass"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[64, 128, 256, 512])
@@ -124,15 +140,29 @@ def main() -> None:
     parser.add_argument("--causal", action="store_true", help="causal only")
     parser.add_argument("--full", action="store_true", help="full attention only")
     parser.add_argument("--sample", type=int, default=32, help="rows timed for the causal baseline")
-    parser.add_argument("--tensors", help="torch.save'd dict with attention, values, output")
+    parser.add_argument("--random", action="store_true", help="random tensors of MiniLM's shapes")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    cases = [torch.load(options.tensors)] if options.tensors else [random_tensors(n) for n in options.lengths]
-    for tensors in cases:
-        if not options.causal:
-            compare_full(tensors, options.repeats)
-        if not options.full:
-            compare_causal(tensors, options.repeats, options.sample)
+    if options.random:
+        for n in options.lengths:
+            random = random_tensors(n)
+            if not options.causal:
+                compare_full(random, options.repeats)
+            if not options.full:
+                compare_causal(random, options.repeats, options.sample)
+        return
+    for name, wanted in (("minilm", not options.causal), ("smollm2", not options.full)):
+        if not wanted:
+            continue
+        print(f"-- {name}")
+        for n in options.lengths:
+            real = tensors(name, n)
+            if name == "minilm":
+                compare_full(real, options.repeats)
+            else:
+                real["groups"] = sum(layer.grouped_values.shape[0] for layer in real["trace"])
+                compare_causal(real, max(1, options.repeats // 3), options.sample)
+            compare_identifiability(real, max(1, options.repeats // 2))
 
 
 if __name__ == "__main__":

@@ -132,7 +132,10 @@ def compare_alti(model: whence.Model, lengths: list[int], repeats: int) -> None:
 
         more()
         alti, every = seconds(whole, repeats), seconds(more, repeats)
-        print(f"{n:>5} {plain:>10.4f} {alti:>8.4f} {alti / plain:>5.1f}x {every:>20.4f} {every / alti - 1:>6.0%}", flush=True)
+        print(
+            f"{n:>5} {plain:>10.4f} {alti:>8.4f} {alti / plain:>5.1f}x {every:>20.4f} {every / alti - 1:>6.0%}",
+            flush=True,
+        )
 
 
 # -- hidden token attribution --------------------------------------------------------------------------------------
@@ -191,9 +194,13 @@ def fallback(trace: Trace, tokens: int) -> float:
 
 
 def compare_hta(model: whence.Model, lengths: list[int], sample: int) -> None:
-    print(f"\nHidden token attribution, all layers; the backward loop from {sample} outputs per layer, scaled; the fallback from 1")
+    print(
+        f"\nHidden token attribution, all layers; the backward loop from {sample} outputs per layer, scaled; the fallback from 1"
+    )
     print("input token, scaled")
-    print(f"{'n':>5} {'backward s':>11} {'exact s':>8} {'ratio':>6} {'fallback s':>11} {'ratio':>6} {'16 probes s':>12} {'ratio':>6}")
+    print(
+        f"{'n':>5} {'backward s':>11} {'exact s':>8} {'ratio':>6} {'fallback s':>11} {'ratio':>6} {'16 probes s':>12} {'ratio':>6}"
+    )
     for n in lengths:
         trace = traced(model, n)
         loop = backward_loop(model, n, sample)

@@ -38,6 +38,7 @@ _PUBLIC = {
     "hidden_token_attribution": "whence.mixing.hidden_token_attribution",
     "local_vs_global": "whence.mixing.local_vs_global",
     "attribute": "whence.mixing.attribute",
+    "report": "whence.reporting.report",
 }
 
 __all__ = ["__version__", "errors", *sorted(_PUBLIC)]
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from whence.reading.substitution import substitute
     from whence.reading.trace import Trace
     from whence.registry import methods
+    from whence.reporting.report import report
     from whence.texts import read_texts
     from whence.tokens.token_identifiability import token_identifiability
 

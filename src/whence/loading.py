@@ -64,7 +64,8 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        device: torch.device = next(self.model.parameters()).device
+        return device
 
     def __repr__(self) -> str:
         parameters = sum(p.numel() for p in self.model.parameters())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -184,7 +185,8 @@ def _tsv(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[
 def _fields(content: str, mark: str, *, quoted: bool) -> list[tuple[int, list[str]]]:
     """(line number, fields) of every line that is not empty."""
     csv.field_size_limit(1 << 30)
-    lines = content.replace("\r\n", "\n").split("\n") if not quoted else content.splitlines(keepends=True)
+    # Lines end at line ends only: str.splitlines would also cut inside a text, at U+2028 and the like.
+    lines = io.StringIO(content, newline="")
     reader = csv.reader(lines, delimiter=mark, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE)
     return [(reader.line_num, fields) for fields in reader if fields]
 

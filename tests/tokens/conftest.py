@@ -16,7 +16,7 @@ from whence.loading import Model
 WORDS = [f"w{i}" for i in range(90)]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Any:
     before = torch.get_num_threads()
     torch.set_num_threads(1)

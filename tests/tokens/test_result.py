@@ -18,7 +18,9 @@ from whence.tokens.training import Training
 @pytest.fixture(scope="module")
 def result(tiny: Any) -> TokenIdentifiability:
     texts = [text + " ." for text in sentences(40)]
-    return token_identifiability(tiny("bert"), texts, maps=("naive", "ridge"), training=Training(epochs=2), bootstrap=50)
+    return token_identifiability(
+        tiny("bert"), texts, maps=("naive", "ridge"), training=Training(epochs=2), bootstrap=50
+    )
 
 
 def test_save_and_load(result: TokenIdentifiability, tmp_path: Path) -> None:
@@ -71,7 +73,9 @@ def test_groups(result: TokenIdentifiability) -> None:
     assert set(groups_of(result, "kind")) == {"[CLS]", "[SEP]", "punctuation", "rest"}
     assert set(groups_of(result, "piece")) == {"special", "whole word"}
     places = result.extra["position"].tolist()
-    assert all((group == "0") == (place == 0) for group, place in zip(groups_of(result, "position"), places, strict=True))
+    assert all(
+        (group == "0") == (place == 0) for group, place in zip(groups_of(result, "position"), places, strict=True)
+    )
     with pytest.raises(InputError, match="'colour' is no breakdown"):
         result.breakdown("colour")
 

@@ -50,7 +50,7 @@ def test_a_full_disk_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with Store(0, tmp_path) as store:
         store._file(0)
         monkeypatch.setattr(Path, "open", full)
-        with pytest.raises(UnavailableError, match="No space left.*folder="):
+        with pytest.raises(UnavailableError, match=r"No space left.*folder="):
             store.add(torch.ones(1, 2, 3))
 
 

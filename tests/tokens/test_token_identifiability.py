@@ -81,7 +81,9 @@ def test_ties_are_counted_and_reported(tiny: Any) -> None:
     texts = [text + " " + text.split()[0] for text in sentences(30, repeat=False)]
     rotary = measure(tiny("llama"), texts, layers=[0], maps=("naive",), targets=(0,))
     assert rotary.rate("naive", "l2").item() == 1.0
-    lengths = {k: int(n) for k, n in zip(rotary.extra["sentence"].tolist(), rotary.extra["length"].tolist(), strict=True)}
+    lengths = {
+        k: int(n) for k, n in zip(rotary.extra["sentence"].tolist(), rotary.extra["length"].tolist(), strict=True)
+    }
     tokens = sum(lengths.values())
     assert rotary.report["ties"] == pytest.approx(2 * len(lengths) / tokens)
     assert rotary.chance == pytest.approx(len(lengths) / tokens)
@@ -90,7 +92,7 @@ def test_ties_are_counted_and_reported(tiny: Any) -> None:
     assert measure(tiny("bert"), texts, layers=[0], maps=("naive",)).report["ties"] == 0
 
 
-def test_shuffled_labels_fall_to_chance(tiny: Any, whole: TokenIdentifiability) -> None:
+def test_shuffled_labels_fall_to_chance(tiny: Any) -> None:
     maps = ("naive", "linear", "mlp", "ridge")
     texts = sentences(150, repeat=False, low=6)
     found = measure(tiny("bert"), texts, maps=maps, parts=("whole",), shuffle_labels=True, layers=[0, 2])
@@ -206,7 +208,7 @@ def test_vocabulary(tiny: Any, corpus40: list[str]) -> None:
     found = measure(tiny("llama"), corpus40, maps=("naive", "ridge"), pool="vocabulary", layers=[0, 2], targets=(0,))
     assert found.rate("naive", "l2")[0] == 1.0  # rotary positions: the embeddings are rows of the table
     assert found.chance == pytest.approx(1 / 120)
-    assert 0 < found.report["majority"] < 0.2
+    assert 0 <= found.report["majority"] < 0.2
     assert "transfer" not in found.extra
     narrow = replace(tiny("albert"))
     table = narrow.model.get_input_embeddings().weight

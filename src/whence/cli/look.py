@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Model, Quiet, print_json, results, working
+from whence.cli._app import Debug, Json, Model, Quiet, messages, print_json, results, working
+from whence.cli._browser import open_in_browser
 from whence.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,6 +30,10 @@ def command(
     heads: Annotated[str, typer.Option("--heads", help="Which heads to show: worst, best or both.")] = "both",
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long.")] = False,
     task: Annotated[str | None, typer.Option("--task", help="The head to load, as text-classification.")] = None,
+    report: Annotated[
+        str, typer.Option("--report", metavar="FILE", help="Where to write the report; empty for none.")
+    ] = "whence-report.html",
+    open_: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
@@ -59,6 +65,20 @@ def command(
         print_json({**seen.to_dict(), "counter_example": example})
         return
     show(found, seen, example)
+    if report:
+        with working("Writing the report", quiet):
+            path = write_report(found, seen, report)
+        results.print(f"\nReport: {path}", soft_wrap=True, highlight=False)
+        if open_ and not open_in_browser(path.resolve().as_uri()):
+            messages.print("There is no display here to open it on.")
+
+
+def write_report(trace: Trace, seen: Overview, path: str) -> Path:
+    """The page of this text as one file; what was computed for the terminal is not computed again."""
+    from whence.reporting.report import report
+
+    whole = {seen.stack: seen} if len(seen.worst) == len(seen.best) else {}
+    return report(trace, budget=0.5, overviews=whole).save(path)
 
 
 def counter_example(trace: Trace, seen: Overview, attention: str | None) -> dict[str, Any] | None:

@@ -19,6 +19,6 @@ def as_bytes(memory: str | float) -> int:
         if found is None or found[2].lower() not in _UNITS:
             raise InputError(f"memory={memory!r} is not an amount of memory; write it as '2GB' or '500MB'.")
         memory = float(found[1]) * _UNITS[found[2].lower()]
-    if not memory >= 1 << 20:
+    if not memory >= 10**6:
         raise InputError(f"memory={memory!r} is less than 1 MB, too little to work in.")
     return int(memory)

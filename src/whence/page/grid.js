@@ -6,10 +6,12 @@ import { colour, css, ink } from "./colour.js";
 export function cellShare(value, values, bad) {
   if (value === null) return 0;
   const known = values.flat().filter((v) => v !== null);
-  const most = Math.max(1e-9, ...known.map(Math.abs));
+  // The scale ends where all but the top twentieth do, so that one extreme head does not bleach the others.
+  const sorted = known.map(Math.abs).sort((a, b) => a - b);
+  const most = sorted[Math.floor(0.95 * (sorted.length - 1))];
   // Darker always means: read less into it.
   if (bad === "low") return -Math.max(0, Math.min(1, (1 - value) / Math.max(1e-9, 1 - Math.min(...known, 0.0))));
-  return -Math.abs(value) / Math.max(most, 1e-9);
+  return -Math.min(1, Math.abs(value) / Math.max(most, 1e-9));
 }
 
 export function headGrid({ stack, quantity, about, chosen, onpick, onhover }) {

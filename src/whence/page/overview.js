@@ -32,7 +32,8 @@ function hero(stack) {
   const witness = stack.witnesses?.[0];
   if (!witness) return null;
   const keys = stack.key_tokens ?? stack.tokens;
-  const most = Math.max(...witness.row, ...witness.alternative);
+  const ordinary = (v) => v.filter((_, i) => !keys.special[i]);
+  const most = Math.max(1e-6, ...ordinary(witness.row), ...ordinary(witness.alternative)); // special tokens may saturate
   const strip = (values) => { const text = tokenText({ tokens: keys, compact: true }); text.shade(values, { max: most, curve: "root" }); return text; };
   const top = (values) => { const i = values.indexOf(Math.max(...values)); return `most on ${tokenName(keys, i)}, ${number(values[i], 2)}`; };
   const last = witness.path?.at(-1), control = witness.control?.at(-1);

@@ -31,20 +31,22 @@ export function predictionView(source) {
   const { prediction } = source.manifest;
   const known = prediction.attributions.filter((a) => !a.reason);
   const missing = prediction.attributions.filter((a) => a.reason);
-  const { tokens } = prediction;
   const lines = known.map((a) => {
+    const { tokens } = a;
     const text = tokenText({ tokens, compact: true });
     text.shade(a.values, { curve: "root" });
     const top = a.values.map((v, i) => [v, i]).filter(([, i]) => !tokens.special[i]).sort((x, y) => Math.abs(y[0]) - Math.abs(x[0])).slice(0, 3);
     return h("div", { class: "attribution" }, h("h3", {}, a.title, h("small", {}, a.paper ? ` ${a.paper}` : "")), text,
       h("p", { class: "hint" }, "Most: ", top.map(([v, i]) => `${tokenName(tokens, i)} ${number(v)}`).join(", "), a.signed ? ". Blue speaks for it, orange against." : "."));
   });
-  const table = dataTable(["position", "token", ...known.map((a) => a.title)], tokens.text.map((t, i) => [i, tokenName(tokens, i), ...known.map((a) => a.values[i])]));
-  const agreement = dataTable(["Spearman ρ", ...known.map((a) => a.title)], known.map((a) => [a.title, ...known.map((b) => spearman(a.values, b.values))]), 2);
+  const tokens = known[0]?.tokens ?? { text: [], special: [] };
+  const alike = known.filter((a) => a.values.length === tokens.text.length);
+  const table = dataTable(["position", "token", ...alike.map((a) => a.title)], tokens.text.map((t, i) => [i, tokenName(tokens, i), ...alike.map((a) => a.values[i])]));
+  const agreement = dataTable(["Spearman ρ", ...alike.map((a) => a.title)], alike.map((a) => [a.title, ...alike.map((b) => spearman(a.values, b.values))]), 2);
   return h("div", { class: "view prediction" },
     card(`The model’s ${prediction.output.what}`, "output", outputPicture(prediction.output)),
     card("What it came from", "attributions", h("div", {}, lines,
       missing.length ? h("p", { class: "hint" }, "Not available here: ", missing.map((m) => `${m.title} (${m.reason})`).join("; ")) : null), {
-      csv: () => [["position", "token", ...known.map((a) => a.name)], ...tokens.text.map((t, i) => [i, t, ...known.map((a) => a.values[i])])] }),
+      csv: () => [["position", "token", ...alike.map((a) => a.name)], ...tokens.text.map((t, i) => [i, t, ...alike.map((a) => a.values[i])])] }),
     h("div", { class: "columns" }, card("Do the methods agree?", "agreement", agreement), card("Token by token", "attribution-table", table)));
 }

@@ -4,9 +4,9 @@ import { h, number, replace, choice, svg, visible } from "./dom.js";
 import { card } from "./export.js";
 import { dataTable } from "./chart.js";
 import { asNumber, go, state } from "./state.js";
-import { tokenName, tokenText } from "./tokens.js";
+import { direction, tokenName, tokenText } from "./tokens.js";
 
-const EDGES = 48, W = 900, ROW = 54, TOP = 34, BOTTOM = 92, SIDE = 40;
+const EDGES = 48, ROW = 50, TOP = 34, BOTTOM = 84, SIDE = 36;
 
 export function usable(manifest) {
   return manifest.mixtures.filter((m) => !m.reason);
@@ -43,13 +43,13 @@ async function traceBack(source, method, upto, i) {
   return { shares: mass, steps };
 }
 
-function flow(method, found, upto, hidden) {
+function flow(method, found, upto, hidden, W) {
   const inputs = method.input_tokens ?? method.tokens;
   const embeddings = method.origin === "embeddings";
   const { steps, shares } = found;
   const columns = inputs.text.length;
   const height = TOP + ROW * (steps.length - 1 || 1) + BOTTOM;
-  const rtl = false;
+  const rtl = direction(inputs) === "rtl";
   const x = (j) => SIDE + ((rtl ? columns - 1 - j : j) + 0.5) * ((W - 2 * SIDE) / columns);
   const y = (s) => TOP + s * ROW;
   const root = svg("svg", { viewBox: `0 0 ${W} ${height}`, class: "flow", role: "img", "data-native": true, "aria-label": `Flow from ${tokenName(method.tokens, hidden)} after layer ${method.layers[upto]} back to the input tokens` });
@@ -63,7 +63,7 @@ function flow(method, found, upto, hidden) {
   steps.forEach(({ mass }, s) => {
     for (let j = 0; j < mass.length; j++) {
       if (Math.abs(mass[j]) < 0.002) continue;
-      root.append(svg("circle", { cx: x(j), cy: y(s), r: Math.max(1.2, 9 * Math.sqrt(Math.abs(mass[j]))), class: mass[j] < 0 ? "node negative" : "node" }, svg("title", {}, `${tokenName(inputs, j)}: ${number(mass[j])}`)));
+      root.append(svg("circle", { cx: x(j), cy: y(s), r: Math.max(1.4, 9 * Math.sqrt(Math.abs(mass[j]))), class: mass[j] < 0 ? "node negative" : "node" }, svg("title", {}, `${tokenName(inputs, j)}: ${number(mass[j])}`)));
     }
   });
   const bottom = y(steps.length - 1);
@@ -76,6 +76,13 @@ function flow(method, found, upto, hidden) {
   }
   if (!embeddings) root.append(svg("text", { x: x(hidden), y: TOP - 16, class: "flow-label", "text-anchor": "middle" }, visible(method.tokens.text[hidden])));
   return root;
+}
+
+// The word that keeps least of itself: the most telling one to begin with.
+function leastItself(method) {
+  const own = method.own_by_token.at(-1);
+  const words = own.map((_, i) => i).filter((i) => method.tokens.kind[i] === "rest" && method.tokens.text[i].length > 3);
+  return words.length ? words.reduce((best, i) => (own[i] < own[best] ? i : best)) : Math.min(1, own.length - 1);
 }
 
 function overlap(a, b) {
@@ -109,7 +116,7 @@ export class ProvenanceView {
     const tokens = method.tokens;
     const layer = asNumber(state.at, method.layers, method.layers.at(-1));
     const upto = method.layers.indexOf(layer);
-    const hidden = asNumber(state.hidden, tokens.text.map((_, i) => i), Math.min(1, tokens.text.length - 1));
+    const hidden = asNumber(state.hidden, tokens.text.map((_, i) => i), leastItself(method));
     const titles = methods.map((m) => [m.name, m.title]);
     const extra = (this.source.live?.methods ?? []).filter((m) => !methods.some((k) => k.name === m.name) && !missing.some((k) => k.name === m.name));
     replace(this.bar,
@@ -132,17 +139,17 @@ export class ProvenanceView {
       other ? `, ${number(100 * found[1].shares[hidden + found[1].shares.length - tokens.text.length], 1)} % by ${other.title}. The two agree on ${number(100 * overlap(found[0].shares, found[1].shares), 0)} % of it.` : ".",
       missing.length ? h("small", {}, " Not available here: ", missing.map((m) => `${m.title} (${m.reason})`).join("; ")) : "");
     this.results.classList.toggle("single", chosen.length === 1);
-    replace(this.results, chosen.map((m, k) => this.panel(m, found[k], Math.min(upto, m.layers.length - 1), hidden, most)));
+    replace(this.results, chosen.map((m, k) => this.panel(m, found[k], Math.min(upto, m.layers.length - 1), hidden, most, chosen.length === 1)));
   }
 
-  panel(method, found, upto, hidden, most) {
+  panel(method, found, upto, hidden, most, wide) {
     const inputs = method.input_tokens ?? method.tokens;
     const text = tokenText({ tokens: inputs, compact: true });
     text.shade([...found.shares], { max: most, curve: "root" });
     const rows = [...found.shares].map((v, j) => [j, v]).sort((a, b) => b[1] - a[1]);
     const table = dataTable(["input", "token", "share"], rows.slice(0, 8).map(([j, v]) => [j, tokenName(inputs, j), v]), 4);
     table.querySelector("table").dataset.method = method.name;
-    return card(method.title, `provenance-${method.name}`, h("div", {}, h("p", { class: "hint" }, method.paper), text, table, h("h3", {}, "Through the layers"), flow(method, found, upto, hidden)),
+    return card(method.title, `provenance-${method.name}`, h("div", {}, h("p", { class: "hint" }, method.paper), text, table, h("h3", {}, "Through the layers"), flow(method, found, upto, hidden, wide ? 1120 : 560)),
       { csv: () => [["input", "token", "share"], ...rows.map(([j, v]) => [j, inputs.text[j], v])] });
   }
 

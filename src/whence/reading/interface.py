@@ -51,7 +51,6 @@ def _eager_function(owner: type[nn.Module]) -> tuple[Callable[..., Any], str]:
 def eager_function(module: nn.Module) -> Callable[..., Any]:
     """The model's own eager attention function; refused where another library has put its own in its place."""
     owner: Any = type(module)
-    function: Callable[..., Any]
     function, place = _eager_function(owner)
     current = getattr(sys.modules[place.rpartition(".")[0]], place.rpartition(".")[2])
     home, family = str(getattr(current, "__module__", "?")), place.split(".")[0]
@@ -61,7 +60,8 @@ def eager_function(module: nn.Module) -> Callable[..., Any]:
             "patched this model's attention, so whence cannot vouch for what it reads. Undo that patch (or start "
             "a fresh process without it) and trace again."
         )
-    return function
+    found: Callable[..., Any] = function
+    return found
 
 
 def visibility(mask: Tensor | None, n_key: int) -> Tensor | None:

@@ -13,40 +13,44 @@ from whence.attention.certify import TokenCertificate, certify
 from whence.attention.overview import Overview
 from whence.reading.tokens import Tokens
 from whence.reading.trace import Stack, Trace
-from whence.reporting.counter_examples import counter_example
+from whence.reporting.counter_examples import STOPS, counter_example
 
 QUANTITIES: dict[str, dict[str, str]] = {
     "null_share": {
         "title": "Null share",
-        "about": "How much of a row lies where the head output cannot see it, ‖a − a⊥‖₁ / ‖a‖₁; the mean over the rows. 0: nothing.",
+        "about": "How much of a row lies where the head output cannot see it, ‖a − a⊥‖₁ / ‖a‖₁: the mean over the rows. "
+        "0 is nothing.",
         "bad": "high",
     },
     "width": {
         "title": "Width of the bounds",
-        "about": "Between which two numbers must a row's heaviest weight lie? The distance of the closed-form bounds, the mean over the rows. 0: certain.",
+        "about": "Between which two numbers must a row's heaviest weight lie? The distance of the closed-form bounds: the "
+        "mean over the rows. 0 is certain.",
         "bad": "high",
     },
     "r": {
         "title": "r raw–effective",
-        "about": "Pearson correlation of the raw weights with the effective ones, over all rows of the head. 1: the same picture.",
+        "about": "Pearson correlation of the raw weights with the effective ones, over all rows of the head. 1 is the same "
+        "picture.",
         "bad": "low",
     },
     "special_mass": {
         "title": "To special tokens",
-        "about": "Raw attention that goes to special tokens such as [CLS] and [SEP]; the mean over the rows.",
+        "about": "Raw attention that goes to special tokens such as [CLS] and [SEP]: the mean over the rows.",
         "bad": "high",
     },
     "effective_special_mass": {
         "title": "To special tokens, effective",
-        "about": "The same of effective attention: what of it the head output depends on.",
+        "about": "Effective attention to special tokens: what of it the head output depends on. It may be negative.",
         "bad": "high",
     },
     "free": {
         "title": "Free directions",
-        "about": "In how many independent directions can a row be moved, as an attention row, with the same head output? The most over the rows.",
+        "about": "In how many independent directions can a row be moved, as an attention row, with the same head output? "
+        "The most over the rows.",
         "bad": "high",
     },
-}  # fmt: skip
+}
 """What the grid can be coloured by; `bad` says which end means that a head must not be read."""
 
 
@@ -73,7 +77,7 @@ def _begins_with_space(raw: str) -> bool:
     return raw[:1] in ("Ġ", "▁", " ", "Ċ")
 
 
-def stack_data(trace: Trace, stack: Stack, seen: Overview) -> dict[str, Any]:
+def stack_data(stack: Stack, seen: Overview) -> dict[str, Any]:
     """One stack's grid, findings and listed rows."""
     found = seen.identifiability
     grid: dict[str, Tensor] = {
@@ -94,7 +98,9 @@ def stack_data(trace: Trace, stack: Stack, seen: Overview) -> dict[str, Any]:
         "head_size": seen.head_size,
         "causal": bool(stack.layers[0].causal),
         "grid": {name: [[plain(v) for v in row] for row in t.tolist()] for name, t in grid.items()},
-        "rank": [[int(found.extra["rank"][i].min()), int(found.extra["rank"][i].max())] for i in range(len(found.layers))],
+        "rank": [
+            [int(found.extra["rank"][i].min()), int(found.extra["rank"][i].max())] for i in range(len(found.layers))
+        ],
         "free_rows": float((rows > 0).double().mean()),
         "findings": seen.sentences(),
         "worst": [listed(c) for c in seen.worst],
@@ -140,10 +146,12 @@ def exact_rows(
     return list(found.values())
 
 
-def counter_examples(trace: Trace, seen: Overview, attention: str | None) -> list[dict[str, Any]]:
-    """Witnesses of the listed rows that have one, the least certain first."""
-    found = [counter_example(trace, c.layer, c.head, c.query, attention) for c in seen.worst if c.dimension > 0]
-    return [f for f in found if f is not None]
+def counter_examples(
+    trace: Trace, rows: list[tuple[int, int, int]], attention: str | None, *, stops: tuple[float, ...] = (0.0, 0.5, 1.0)
+) -> list[dict[str, Any]]:
+    """Witnesses of `rows` (layer, head, query) that have one, the farthest first."""
+    found = [counter_example(trace, *row, attention, stops=STOPS if i == 0 else stops) for i, row in enumerate(rows)]
+    return sorted((f for f in found if f is not None), key=lambda f: -f["total_variation"])
 
 
 def plain(value: Any) -> Any:

@@ -17,7 +17,14 @@ STOPS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def counter_example(
-    trace: Trace, layer: int, head: int, query: int, attention: str | None, *, stops: tuple[float, ...] = STOPS, seed: int = 0
+    trace: Trace,
+    layer: int,
+    head: int,
+    query: int,
+    attention: str | None,
+    *,
+    stops: tuple[float, ...] = STOPS,
+    seed: int = 0,
 ) -> dict[str, Any] | None:
     """The row's witness and the model's output at `stops` from the row to it; None where the row is the only one.
 

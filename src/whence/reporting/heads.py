@@ -68,7 +68,13 @@ def head_blocks(layer: Layer, detail: Detail, alternatives: Mapping[int, Tensor]
 
 
 def _head_block(
-    raw: Tensor, effective: Tensor, alternative: Tensor | None, lower: Tensor, upper: Tensor, seen: Tensor, detail: Detail
+    raw: Tensor,
+    effective: Tensor,
+    alternative: Tensor | None,
+    lower: Tensor,
+    upper: Tensor,
+    seen: Tensor,
+    detail: Detail,
 ) -> bytes:
     count = raw.shape[-1] if detail.rows is None else min(detail.rows, raw.shape[-1])
     heaviest = raw if alternative is None else torch.maximum(raw, alternative)
@@ -95,9 +101,19 @@ def _head_block(
     return pack(arrays)
 
 
-def alternatives_of(layer: Layer, *, budget: float) -> dict[int, Tensor]:
-    """Other attention with the same head outputs, [query, key] for every head of `layer` that has any."""
+@dataclass(frozen=True)
+class Alternatives:
+    """Other attention of a layer: `maps` [query, key] by head, and how far each row moved, [query] by head."""
+
+    maps: dict[int, Tensor]
+    moved: dict[int, Tensor]
+
+
+def alternatives_of(layer: Layer, *, budget: float) -> Alternatives:
+    """Other attention with the same head outputs, for every head of `layer` that has any."""
     weights, values, visible = by_group(layer)
     found = alternative_attention(weights, values, visible=visible, budget=budget)
-    moved = found.total_variation.flatten(0, 1).amax(-1)
-    return {h: a for h, a, m in zip(layer.heads, found.attention.flatten(0, 1), moved, strict=True) if float(m) > 1e-6}
+    moved = dict(zip(layer.heads, found.total_variation.flatten(0, 1), strict=True))
+    maps = dict(zip(layer.heads, found.attention.flatten(0, 1), strict=True))
+    some = [h for h in layer.heads if float(moved[h].max()) > 1e-6]
+    return Alternatives({h: maps[h] for h in some}, {h: moved[h] for h in some})

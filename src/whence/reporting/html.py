@@ -18,8 +18,8 @@ from pathlib import PurePosixPath
 
 from whence.reporting.document import Document
 
-_IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w/.-]+)\.js";\n', re.M)
-_EXPORT = re.compile(r"^export (?:async )?(?:function\*?|const|let|class) (\w+)", re.M)
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w/.-]+)\.js";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?:async )?(?:function\*?|const|let|class) (\w+)", re.MULTILINE)
 MAIN = "main"
 
 
@@ -62,7 +62,7 @@ def _wrapped(name: str) -> str:
         return f"const {{{found[1]}}} = {_variable(_resolved(name, found[2]))};\n"
 
     body = _IMPORT.sub(bind, text)
-    body = re.sub(r"^export ", "", body, flags=re.M)
+    body = re.sub(r"^export ", "", body, flags=re.MULTILINE)
     return f"const {_variable(name)} = (() => {{\n{body}\nreturn {{{', '.join(exports)}}};\n}})();"
 
 
@@ -76,6 +76,7 @@ def _inside_script(text: str) -> str:
 
 
 def title_of(document: Document) -> str:
+    """The beginning of the text, and the model."""
     text = " ".join(str(document.manifest.get("text") or "").split())
     return f"{text[:60]}{'…' if len(text) > 60 else ''} · {document.manifest['model']} · whence"
 

@@ -62,7 +62,9 @@ def mixture_data(found: Mixture) -> tuple[dict[str, Any], dict[str, bytes]]:
         "layers": list(found.layers),
         "tokens": tokens_data(found.tokens),
         "input_tokens": None if found.key_tokens is None else tokens_data(found.key_tokens),
-        "settings": {k: v for k, v in found.provenance.settings.items() if isinstance(v, (str, int, float, bool, type(None)))},
+        "settings": {
+            k: v for k, v in found.provenance.settings.items() if isinstance(v, (str, int, float, bool, type(None)))
+        },
         "own": {c: [plain(v) for v in own[c].tolist()] for c in ("median", "q25", "q75", "mean", "not_largest")},
         "own_by_token": [[round(v, 5) for v in row] for row in _own(rolled.values).tolist()],
     }
@@ -77,9 +79,7 @@ def _own(values: Tensor) -> Tensor:
     return torch.diagonal(values, offset=values.shape[-1] - values.shape[-2], dim1=-2, dim2=-1)
 
 
-def mixtures(
-    trace: Trace, methods: Iterable[str | Mixture]
-) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+def mixtures(trace: Trace, methods: Iterable[str | Mixture]) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     """Every method that this trace allows; one that it does not is listed with its reason."""
     from whence.mixing.contributions import contributions
 

@@ -13,7 +13,9 @@ TOP = 6
 COMPONENTS = 384
 
 
-def describe_output(logits: Tensor | None, final_states: Tensor | None, model: Model | None, ids: Tensor | None = None) -> dict[str, Any]:
+def describe_output(
+    logits: Tensor | None, final_states: Tensor | None, model: Model | None, ids: Tensor | None = None
+) -> dict[str, Any]:
     """The output of one pass as plain data.
 
     kind "classes" or "tokens": `items` with label and probability, most probable first; "embedding": `values`, the mean
@@ -25,11 +27,21 @@ def describe_output(logits: Tensor | None, final_states: Tensor | None, model: M
         place = read_out_position(ids, model, logits.shape[0])
         masked = place != logits.shape[0] - 1
         what = "token at [MASK]" if masked else "next token"
-        return {"kind": "tokens", "what": what, "position": place, "items": _top(logits[place], lambda i: token_name(model, i))}
+        return {
+            "kind": "tokens",
+            "what": what,
+            "position": place,
+            "items": _top(logits[place], lambda i: token_name(model, i)),
+        }
     if final_states is not None:
         pooled = final_states.to(torch.float64).mean(0)
         shown = pooled[:COMPONENTS]
-        return {"kind": "embedding", "what": "embedding", "size": len(pooled), "values": [round(v, 5) for v in shown.tolist()]}
+        return {
+            "kind": "embedding",
+            "what": "embedding",
+            "size": len(pooled),
+            "values": [round(v, 5) for v in shown.tolist()],
+        }
     return {"kind": "none", "what": "output"}
 
 
@@ -44,11 +56,13 @@ def read_out_position(ids: Tensor | None, model: Model | None, length: int) -> i
 
 
 def class_name(model: Model | None, i: int) -> str:
+    """What the model calls its class i."""
     names = getattr(getattr(getattr(model, "model", None), "config", None), "id2label", None) or {}
     return str(names.get(i, f"class {i}"))
 
 
 def token_name(model: Model | None, i: int) -> str:
+    """The readable text of token id i."""
     if model is None or model.tokenizer is None:
         return f"token {i}"
     text = str(model.tokenizer.decode([i]))

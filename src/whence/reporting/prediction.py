@@ -5,61 +5,63 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-
-from whence.errors import WhenceError
-from whence.mixing.contributions import Contributions
-from whence.mixing.mixture import Mixture
+from whence.errors import InputError, WhenceError
+from whence.loading import Model
 from whence.reading.trace import Trace
 from whence.reporting.attention import plain, tokens_data
 from whence.reporting.mixing import PAPERS, TITLES
-from whence.reporting.outputs import describe_output, read_out_position
+from whence.reporting.outputs import describe_output
 
-SIGNED = ("gradient-x-input", "integrated-gradients", "occlusion", "alti-logit")
+MORE = {
+    "alti-logit": ("ALTI-Logit", "Ferrando et al. 2023"),
+    "gradient": ("Gradient norm", "Simonyan et al. 2014"),
+    "input-x-gradient": ("Input × gradient", "Shrikumar et al. 2017"),
+    "integrated-gradients": ("Integrated gradients", "Sundararajan et al. 2017"),
+    "occlusion": ("Occlusion", "Zeiler & Fergus 2014"),
+}
 
 
-def prediction_data(trace: Trace, methods: Iterable[str | Mixture]) -> dict[str, Any] | None:
-    """The output, where it is read, and each method's share per input token. None where the model has no head."""
+def default_attributions(trace: Trace) -> tuple[str, ...]:
+    """What is shown unless told: quick ones of each kind."""
+    decoder = (
+        trace.of().layers[0].causal and len(trace.stacks) == 1 and trace.logits is not None and trace.logits.dim() == 2
+    )
+    return ("alti", *(("alti-logit",) if decoder else ()), "norms", "rollout", "gradient", "input-x-gradient")
+
+
+def prediction_data(trace: Trace, methods: Iterable[str] | None = None) -> dict[str, Any] | None:
+    """The output, and each method's score per input token. None where the model has no head."""
     if trace.logits is None:
         return None
     ids = trace.inputs.get("decoder_input_ids", trace.inputs.get("input_ids"))
-    place = 0 if trace.logits.dim() == 1 else read_out_position(ids, trace.model, trace.logits.shape[0])
-    if trace.logits.dim() == 1 and trace.of().layers[0].causal:
-        place = len(trace.tokens) - 1
     entries: list[dict[str, Any]] = []
-    for method in methods:
-        name = method if isinstance(method, str) else method.provenance.method
+    for name in default_attributions(trace) if methods is None else methods:
+        title = MORE.get(name, (TITLES.get(name, name), ""))[0]
         try:
-            values = _row(trace, method, place)
+            if trace.model is None:
+                raise InputError("the trace came without its model")
+            entries.append(attribution_of(trace.model, trace, name))
         except WhenceError as problem:
-            entries.append({"name": name, "title": TITLES.get(name, name), "reason": str(problem)})
-            continue
-        entries.append(attribution_entry(name, values))
-    stack = list(trace.stacks.values())[-1] if len(trace.stacks) == 1 else trace.of("encoder")
+            entries.append({"name": name, "title": title, "reason": str(problem)})
     return {
         "output": describe_output(trace.logits, None, trace.model, ids),
-        "position": place,
-        "tokens": tokens_data(stack.tokens),
         "attributions": entries,
     }
 
 
-def attribution_entry(name: str, values: list[float]) -> dict[str, Any]:
+def attribution_of(model: Model, trace: Trace, method: str) -> dict[str, Any]:
     """One method's line: a number per input token, signed where some push against the output."""
+    from whence.mixing.attribute import attribute
+
+    found = attribute(model, trace, method)
+    name = found.provenance.method if found.provenance.method in MORE or found.provenance.method in TITLES else method
+    values = [plain(float(v)) for v in found.values.tolist()]
+    title, paper = MORE.get(name, (TITLES.get(name, name), PAPERS.get(name, "")))
     return {
         "name": name,
-        "title": TITLES.get(name, name.replace("-", " ").capitalize()),
-        "paper": PAPERS.get(name, ""),
-        "values": [plain(v) for v in values],
+        "title": title,
+        "paper": paper,
+        "tokens": tokens_data(found.key_tokens or found.tokens),
+        "values": values,
         "signed": any(v is not None and v < 0 for v in values),
     }
-
-
-def _row(trace: Trace, method: str | Mixture, place: int) -> list[float]:
-    """What the position that is read out is made of, from the embeddings."""
-    from whence.mixing.contributions import contributions
-
-    found = contributions(trace, method) if isinstance(method, str) else method
-    rolled = found.rollout() if isinstance(found, Contributions) else found
-    row = rolled.values[-1, place].to(torch.float64)
-    return [float(v) for v in row[: len(trace.tokens)]]

@@ -37,7 +37,7 @@ class Quantised:
     def values(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """What a reader gets back."""
         q = self.integers.astype(np.float64)
-        return np.sign(q) * self.scale * (np.abs(q) / self.levels) ** self.power
+        return np.asarray(np.sign(q) * self.scale * (np.abs(q) / self.levels) ** self.power, dtype=np.float64)
 
     def header(self) -> dict[str, Any]:
         kind = {"u": "uint", "i": "int"}[self.integers.dtype.kind] + str(8 * self.integers.dtype.itemsize)

@@ -27,7 +27,8 @@ class Report:
 
     @property
     def text(self) -> str | None:
-        return self.document.manifest["text"]
+        text: str | None = self.document.manifest["text"]
+        return text
 
     @property
     def model(self) -> str:
@@ -64,6 +65,7 @@ def report(
     *,
     detail: str = "standard",
     methods: Iterable[str | Mixture] | None = None,
+    attributions: Iterable[str] | None = None,
     budget: float = 5.0,
     token_identifiability: Any = None,
     overviews: Mapping[str, Overview] | None = None,
@@ -73,7 +75,8 @@ def report(
     detail: "light", the pictures of the listed heads only; "standard", all heads, 8-bit pictures, and the numbers and
     bounds of each row's heaviest weights; "full", 16 bits and the bounds of every weight.
     methods: names of `whence.contributions` methods, or results that are there already (such as hidden token
-    attribution); None: ALTI, norms and rollout. budget: seconds for exact intervals and alternatives beyond the
+    attribution); None: ALTI, norms and rollout. attributions: names of `whence.attribute` methods for the prediction
+    of a model with a head; None: a few quick ones. budget: seconds for exact intervals and alternatives beyond the
     listed rows, which are always exact. token_identifiability: a result of that measure, to draw its curves.
     overviews: overviews computed before, by stack.
 
@@ -88,6 +91,12 @@ def report(
         raise InputError(f"report takes what whence.trace gives for one text, not a {type(trace).__name__}.")
     return Report(
         build(
-            trace, detail=detail, methods=methods, budget=budget, seen=overviews, token_identifiability=token_identifiability
+            trace,
+            detail=detail,
+            methods=methods,
+            attributions=attributions,
+            budget=budget,
+            seen=overviews,
+            token_identifiability=token_identifiability,
         )
     )

@@ -40,8 +40,8 @@ def plot_rates(result: TokenIdentifiability, *, part: str = "whole", target: int
                 continue
             low, high = result.interval(name, distance, part=part, target=target)
             colour = COLOURS[name]
-            axes.plot(layers, rates, LINES[distance], color=colour, marker=".", label=f"{name}, {distance}")
-            axes.fill_between(layers, low, high, color=colour, alpha=0.12, linewidth=0)
+            axes.plot(layers, rates.tolist(), LINES[distance], color=colour, marker=".", label=f"{name}, {distance}")
+            axes.fill_between(layers, low.tolist(), high.tolist(), color=colour, alpha=0.12, linewidth=0)
     axes.axhline(result.chance, color="black", linestyle=":", linewidth=1, label=f"chance {result.chance:.3g}")
     axes.set(
         xlabel="hidden state (0: embeddings)",
@@ -58,7 +58,7 @@ def plot_transfer(result: TokenIdentifiability, name: str, distance: str, *, ax:
     """Rows: the layer whose map it is; columns: the layer it is tested on."""
     axes: Any = _axes(ax)
     matrix = result.transfer(name, distance)
-    image = axes.imshow(matrix, origin="lower", vmin=0, vmax=1, cmap="viridis", aspect="auto")
+    image = axes.imshow(matrix.numpy(), origin="lower", vmin=0, vmax=1, cmap="viridis", aspect="auto")
     places = range(len(result.layers))
     axes.set(
         xticks=places, yticks=places, xticklabels=result.layers, yticklabels=result.layers,

@@ -9,7 +9,6 @@ pool="vocabulary" the embedding table; g the identity or a map fitted on other s
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -136,7 +135,7 @@ def token_identifiability(
         {
             "pool": pool, "seed": seed, "shares": list(shares), "bootstrap": bootstrap,
             "shuffle_labels": shuffle_labels, "attention": attention, "truncate": truncate,
-            "training": asdict(settings),
+            "training": {**asdict(settings), "penalties": list(settings.penalties)},
         },
         source=chosen,
     )  # fmt: skip
@@ -163,19 +162,21 @@ def _check_widths(data: Data, maps: Sequence[str]) -> None:
 
 
 class Clock:
-    """Seconds by stage, and whoever wants to hear of the progress."""
+    """Seconds by stage, on the wall and of the processor, and whoever wants to hear of the progress."""
 
     def __init__(self, tell: Progress) -> None:
         self.tell = tell
-        self.seconds: Counter[str] = Counter()
+        self.wall: dict[str, float] = {}
+        self.processor: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start, processor = time.perf_counter(), time.process_time()
         try:
             yield
         finally:
-            self.seconds[stage] += time.perf_counter() - start  # type: ignore[assignment]
+            self.wall[stage] = self.wall.get(stage, 0.0) + time.perf_counter() - start
+            self.processor[stage] = self.processor.get(stage, 0.0) + time.process_time() - processor
 
 
 @dataclass(frozen=True)
@@ -427,7 +428,8 @@ class Measurement:
             "diverged": self.diverged,
             "states_on_disk": data.store.on_disk,
             "states_bytes": data.store.bytes,
-            "seconds": dict(self.clock.seconds),
+            "seconds": self.clock.wall,
+            "processor_seconds": self.clock.processor,
             **{side: len(data.rows[side]) for side in SIDES},
             **{f"{side}_sequences": len(data.sides[side]) for side in SIDES},
         }

@@ -121,7 +121,7 @@ def train(
         for z, y in _batches(*fit, begin, settings.batch):
             optimiser.zero_grad()
             loss = loss_of(z, y)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
             running += float(loss.detach()) * len(z) / len(order)
         loss_held = validation()

@@ -1,0 +1,66 @@
+"""`whence serve`: the page, live, on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from whence.cli._app import Debug, Quiet, messages
+from whence.errors import InputError, MissingExtraError
+
+
+def command(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", "-m", metavar="MODEL", help="A model to offer; the first is loaded first. May be repeated."
+        ),
+    ] = None,
+    allow_model: Annotated[
+        list[str] | None, typer.Option("--allow-model", metavar="MODEL", help="A further model that may be asked for.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Where to listen; anything but loopback lets others in.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="The port; 0 takes a free one.")] = 8899,
+    allow_host: Annotated[
+        list[str] | None, typer.Option("--allow-host", metavar="NAME", help="A further host name to answer to.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The longest text, in tokens.")] = 1024,
+    max_jobs: Annotated[int, typer.Option("--max-jobs", min=1, help="Jobs that run or wait at once.")] = 8,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that one job may take.")] = 300.0,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+) -> None:
+    """Serve the page: a text box, the models named here, and every measure on demand.
+
+    It listens on this machine only unless --host says otherwise, answers no other site, loads no model that was not
+    named here, and needs no network. Stop it with Ctrl-C.
+    """
+    try:
+        import uvicorn  # noqa: F401
+    except ImportError as missing:
+        raise MissingExtraError("the server needs uvicorn: pip install 'whence[web]'.") from missing
+    from whence.serving.limits import Limits
+    from whence.serving.server import listen, run
+
+    names = [*(model or ["minilm"]), *(allow_model or [])]
+    limits = Limits(tokens=max_tokens, jobs=max_jobs, seconds=timeout)
+    try:
+        socket = listen(host, port)
+    except OSError as problem:
+        raise InputError(
+            f"cannot listen on {host} port {port}: {problem.strerror}. Choose another with --port."
+        ) from problem
+    where = (
+        f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0', '::', '::1') else host}:{socket.getsockname()[1]}/"
+    )
+    if not quiet:
+        messages.print(f"whence serves {', '.join(names)} at {where} (Ctrl-C stops it)", soft_wrap=True)
+    if open_:
+        from whence.cli._browser import open_in_browser
+
+        open_in_browser(where)
+    run(names, socket, limits=limits, hosts=frozenset({host, *(allow_host or [])}), quiet=quiet)

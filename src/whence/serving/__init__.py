@@ -1,0 +1,1 @@
+"""The page, live: a small server on this machine that runs the measures for it."""

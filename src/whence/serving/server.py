@@ -1,0 +1,53 @@
+"""Running the application: one socket, structured logs, and an end that lets open answers finish."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+import uvicorn
+
+from whence.serving.app import create_app
+from whence.serving.limits import Limits
+from whence.serving.logs import start_logging
+
+GRACE = 5  # seconds that open answers get when the server stops
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on `host` and `port`; port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+        made.listen(128)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def run(
+    models: Sequence[str], at: socket.socket, *, limits: Limits | None = None, hosts: frozenset[str] = frozenset(),
+    quiet: bool = False,
+) -> None:  # fmt: skip
+    """Serve until interrupted; streams end at once, other answers within a few seconds."""
+    start_logging(quiet=quiet)
+    holder: list[uvicorn.Server] = []
+    names = frozenset(_bracketed(host) for host in hosts)
+    app = create_app(models, limits=limits, hosts=names, stopping=lambda: bool(holder and holder[0].should_exit))
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=GRACE,
+        server_header=False,
+        limit_concurrency=256,
+    )
+    holder.append(uvicorn.Server(config))
+    holder[0].run(sockets=[at])
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

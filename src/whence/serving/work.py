@@ -1,0 +1,138 @@
+"""What the jobs do: each takes the shelf, a trace, the request and a step to report, and gives plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from whence.errors import InputError
+from whence.reporting.mixing import TITLES
+from whence.serving.limits import Limits
+from whence.serving.shelf import Entry, Shelf, Traces
+
+if TYPE_CHECKING:
+    from whence.serving.schemas import CertifyRequest, MethodRequest, RowRequest, StackRequest, TraceRequest
+
+Step = Callable[[str, float], None]
+
+METHODS = {name: title for name, title in TITLES.items() if name != "flow"}
+"""Mixing methods that can be computed on demand; attention flow takes n² maximum flows, too long for a caller to wait."""
+
+BUDGET = 1.0
+
+
+def make_trace(
+    shelf: Shelf, traces: Traces, key: str, request: TraceRequest, limits: Limits, step: Step
+) -> dict[str, Any]:
+    """Trace, look, keep; the result names the trace."""
+    from whence.reading.run import trace
+    from whence.reporting.document import build
+
+    step(f"Loading {request.model}", 0.0)
+    with shelf.borrowed(request.model) as model:
+        step("Reading the text", 0.1)
+        if model.tokenizer is not None:
+            count = len(model.tokenizer(request.text, request.text_pair, verbose=False)["input_ids"])
+            if count > limits.tokens:
+                raise InputError(f"this text has {count} tokens; this server takes {limits.tokens} at most.")
+        found = trace(model, request.text, request.text_pair, request.target)
+        document = build(
+            found, budget=BUDGET, with_heads=False, step=lambda what, share: step(what, 0.15 + 0.85 * share)
+        )
+    traces.put(key, Entry(request.model, found, dict(document.manifest), dict(document.blocks)))
+    return {"trace": key}
+
+
+def head_block(entry: Entry, stack: str, layer: int, head: int) -> bytes:
+    """The pictures and rows of one head; an InputError where there is no such head."""
+    from whence.reporting.heads import alternatives_of, detail_of, head_blocks
+
+    key = f"head/{stack}/{layer}/{head}"
+    with entry.lock:
+        if key not in entry.blocks:
+            found = entry.trace.of(stack)
+            part = found[layer].select([head])
+            others = alternatives_of(part, budget=0.4)
+            detail = detail_of("standard", len(found.tokens))
+            entry.blocks[key] = head_blocks(part, detail, others.maps)[head]
+        return entry.blocks[key]
+
+
+def identifiability(_: Shelf, entry: Entry, request: StackRequest, step: Step) -> dict[str, Any]:
+    """The grid of a stack and every row's null share and dimension."""
+    from whence.attention.identifiability import identifiability as measure
+    from whence.reporting.attention import plain
+
+    step("Null spaces", 0.1)
+    found = measure(entry.trace, attention=request.attention)
+
+    def nested(values: Any) -> Any:
+        return [nested(v) for v in values] if isinstance(values, list) else plain(values)
+
+    return {
+        "layers": list(found.layers),
+        "heads": list(found.heads),
+        "null_share": nested(found.values.tolist()),
+        "head_r": nested(found.extra["head_r"].tolist()),
+        "rank": nested(found.extra["rank"].tolist()),
+        "simplex_null_dimension": nested(found.extra["simplex_null_dimension"].tolist()),
+    }
+
+
+def certify(_: Shelf, entry: Entry, request: CertifyRequest, step: Step) -> dict[str, Any]:
+    """Exact intervals of one row."""
+    from whence.attention.certify import certify as measure
+    from whence.reporting.attention import listed
+
+    step("Linear programs", 0.1)
+    row = measure(
+        entry.trace,
+        request.layer,
+        request.head,
+        request.query,
+        request.top,
+        request.tolerance,
+        attention=request.attention,
+    )
+    return listed(row)
+
+
+def witness(shelf: Shelf, entry: Entry, request: RowRequest, step: Step) -> dict[str, Any] | None:
+    """Another row, and what the model gave with it."""
+    from whence.attention.heads import find_row
+    from whence.reporting.counter_examples import counter_example
+
+    find_row(entry.trace, request.layer, request.head, request.query, request.attention)
+    step("Looking for another row", 0.1)
+    with shelf.borrowed(entry.model):
+        step("Putting it into the model", 0.3)
+        return counter_example(entry.trace, request.layer, request.head, request.query, request.attention)
+
+
+def contributions(shelf: Shelf, entry: Entry, request: MethodRequest, step: Step) -> dict[str, Any]:
+    """A mixing method's manifest entry; its blocks join the trace's."""
+    from whence.mixing.contributions import contributions as measure
+    from whence.mixing.hidden_token_attribution import hidden_token_attribution
+    from whence.reporting.mixing import mixture_data
+
+    if request.method not in METHODS:
+        raise InputError(f"method={request.method!r} is not one of {', '.join(METHODS)}.")
+    step(METHODS[request.method], 0.1)
+    with shelf.borrowed(entry.model):
+        step(METHODS[request.method], 0.2)
+        if request.method == "hidden-token-attribution":
+            made, blocks = mixture_data(hidden_token_attribution(entry.trace))
+        else:
+            made, blocks = mixture_data(measure(entry.trace, request.method))
+    entry.blocks.update(blocks)
+    return made
+
+
+def attribution(shelf: Shelf, entry: Entry, request: MethodRequest, step: Step) -> dict[str, Any]:
+    """One line of the prediction view."""
+    from whence.reporting.prediction import attribution_of
+
+    step(request.method, 0.1)
+    with shelf.borrowed(entry.model) as model:
+        step(request.method, 0.2)
+        return attribution_of(model, entry.trace, request.method)

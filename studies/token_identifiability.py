@@ -1,0 +1,258 @@
+"""Study: is a token still itself, layer by layer? Writes docs/studies/token-identifiability.md and its figures.
+
+    python studies/token_identifiability.py            measure what is missing, then write the page
+    python studies/token_identifiability.py --write    write the page from what has been measured
+
+MRPC pairs, MiniLM (encoder) and SmolLM2 (decoder), beside the published BERT-base curves of Brunner et al. (2020).
+Every result is kept under $WHENCE_WORK (default ~/.cache/whence/studies). One thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import _corpora as corpora
+import pandas as pd
+import torch
+
+import whence
+from whence.files import write_atomically
+from whence.tokens.result import TokenIdentifiability
+from whence.tokens.training import Training
+
+FOLDER = corpora.WORK / "token_identifiability"
+DOCS = corpora.ROOT / "docs" / "studies"
+MRPC = corpora.DATA / "mrpc" / "msr_paraphrase_train.txt"
+ALL = ("naive", "linear", "mlp", "ridge", "procrustes")
+RUNS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "minilm": ("minilm", 400, {"maps": ALL}),
+    "minilm-vocabulary": (
+        "minilm", 400, {"maps": ("naive", "linear", "ridge"), "parts": ("whole",), "pool": "vocabulary"},
+    ),
+    "smollm2": (
+        "smollm2", 200, {"maps": ALL, "layers": [0, 1, 6, 12, 18, 24, 30], "training": Training(epochs=8)},
+    ),
+}  # fmt: skip
+
+# Read off the paper's plots, ±0.003, layers 1 … 12 of BERT-base on MRPC.
+PUBLISHED = {
+    ("linear", "cosine"): (1.00, 1.00, 1.00, 1.00, 1.00, 0.998, 0.995, 0.993, 0.989, 0.977, 0.950, 0.94),
+    ("mlp", "cosine"): (1.00, 1.00, 1.00, 1.00, 1.00, 0.998, 0.995, 0.993, 0.989, 0.977, 0.950, 0.94),
+    ("mlp", "l2"): (1.00, 1.00, 1.00, 0.998, 0.989, 0.979, 0.966, 0.952, 0.930, 0.881, 0.825, 0.82),
+    ("linear", "l2"): (1.00, 1.00, 0.99, 0.99, 0.98, 0.968, 0.947, 0.924, 0.895, 0.818, 0.771, 0.734),
+    ("naive", "cosine"): (1.00, 0.995, 0.982, 0.965, 0.90, 0.82, 0.735, 0.615, 0.55, 0.41, 0.21, 0.49),
+    ("naive", "l2"): (1.00, 0.995, 0.989, 0.970, 0.893, 0.80, 0.70, 0.53, 0.41, 0.28, 0.135, 0.18),
+}
+
+
+def measure() -> None:
+    """Each run that has no result yet."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, (model, pairs, options) in RUNS.items():
+        path = FOLDER / f"{name}.safetensors"
+        if path.exists():
+            continue
+        print(f"measuring {name} …", flush=True)
+        texts = whence.read_texts(MRPC, "#1 String", pair="#2 String", format="tsv", limit=pairs)
+        whence.token_identifiability(whence.load(model), texts, progress=tell, **options).save(path)
+
+
+def tell(stage: str, done: int, total: int) -> None:
+    if done == total:
+        print(f"  {stage}: {total} done", flush=True)
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def table(rows: list[list[str]], header: list[str]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def number(rate: float) -> str:
+    return "–" if rate != rate else f"{rate:.3f}"
+
+
+def rates(result: TokenIdentifiability, *, part: str = "whole", target: int = 0) -> str:
+    """Rates with the half-width of their interval, a column per hidden state."""
+    rows = []
+    for name in result.maps:
+        for distance in result.distances:
+            values = result.rate(name, distance, part=part, target=target)
+            if bool(values.isnan().all()):
+                continue
+            low, high = result.interval(name, distance, part=part, target=target)
+            cells = [
+                number(v) + ("" if h - lo < 5e-4 else f" ±{(h - lo) / 2:.3f}")
+                for v, lo, h in zip(values.tolist(), low.tolist(), high.tolist(), strict=True)
+            ]
+            rows.append([f"{name}, {distance}", *cells])
+    return table(rows, ["map, distance", *map(str, result.layers)])
+
+
+def beside(result: TokenIdentifiability) -> str:
+    """MiniLM's layer l of 6 beside BERT-base's layer 2l of 12."""
+    rows = []
+    for (name, distance), curve in PUBLISHED.items():
+        ours = dict(zip(result.layers, result.rate(name, distance).tolist(), strict=True))
+        rows.append([f"{name}, {distance}, MiniLM", *(number(ours[layer]) for layer in range(1, 7))])
+        rows.append([f"{name}, {distance}, BERT-base", *(number(curve[2 * layer - 1]) for layer in range(1, 7))])
+    return table(rows, ["map, distance, model", *(f"{k}/6 of depth" for k in range(1, 7))])
+
+
+def matrix(result: TokenIdentifiability, name: str, distance: str) -> str:
+    values = result.transfer(name, distance).tolist()
+    rows = [[str(layer), *map(number, row)] for layer, row in zip(result.layers, values, strict=True)]
+    return table(rows, ["trained on ↓, tested on →", *map(str, result.layers)])
+
+
+def groups(result: TokenIdentifiability, layer: int) -> str:
+    wanted = [("naive", "cosine"), ("linear", "cosine"), ("linear", "l2")]
+    rows = []
+    for by in ("kind", "piece", "frequency", "position", "length"):
+        frame = result.breakdown(by)
+        frame = frame[(frame["layer"] == layer) & (frame["target"] == 0)]
+        for group in dict.fromkeys(frame[by]):
+            lines = frame[frame[by] == group]
+            cells = [_cell(lines, name, distance) for name, distance in wanted]
+            rows.append([by, str(group), f"{lines['tokens'].iloc[0]:,}", *cells])
+    return table(rows, ["by", "group", "tokens", *(", ".join(pair) for pair in wanted)])
+
+
+def _cell(lines: pd.DataFrame, name: str, distance: str) -> str:
+    one = lines[(lines["map"] == name) & (lines["distance"] == distance)].iloc[0]
+    return f"{one['rate']:.3f} ({one['low']:.3f}–{one['high']:.3f})"
+
+
+def figure(name: str, draw: Any, columns: int, width: float = 5.6) -> str:
+    from matplotlib.figure import Figure
+
+    drawing = Figure(figsize=(width * columns, 4.0), layout="constrained")
+    draw(drawing.subplots(1, columns, squeeze=False)[0])
+    file = f"token-identifiability-{name}.png"
+    import io
+
+    buffer = io.BytesIO()
+    drawing.savefig(buffer, format="png", dpi=100, metadata={"Software": None})
+    write_atomically(DOCS / file, buffer.getvalue())
+    return f"![{name}]({file})"
+
+
+def draw_encoder(encoder: TokenIdentifiability) -> Any:
+    from whence.tokens.plots import COLOURS, LINES
+
+    def draw(axes: Any) -> None:
+        encoder.plot(ax=axes[0])
+        for (name, distance), curve in PUBLISHED.items():
+            depth = [k / 12 for k in range(1, 13)]
+            axes[1].plot(depth, curve, LINES[distance], color=COLOURS[name], marker=".", label=f"{name}, {distance}")
+        axes[1].set(
+            title="BERT-base, as published", xlabel="depth (layer / 12)", ylim=(-0.02, 1.03), xlim=(-0.03, 1.03)
+        )
+        axes[1].legend(fontsize="small")
+
+    return draw
+
+
+def draw_decoder(decoder: TokenIdentifiability) -> Any:
+    def draw(axes: Any) -> None:
+        decoder.plot(ax=axes[0])
+        decoder.plot(ax=axes[1], target=1)
+
+    return draw
+
+
+def draw_parts(encoder: TokenIdentifiability, decoder: TokenIdentifiability) -> Any:
+    styles = {"whole": "-", "direction": "--", "norm": ":"}
+
+    def draw(axes: Any) -> None:
+        for ax, result in zip(axes, (encoder, decoder), strict=True):
+            for part, style in styles.items():
+                for name, colour in (("linear", "#1f77b4"), ("mlp", "#d62728")):
+                    values = result.rate(name, "cosine", part=part).tolist()
+                    ax.plot(result.layers, values, style, color=colour, marker=".", label=f"{name}, {part}")
+            ax.axhline(result.chance, color="black", linewidth=0.8, label="chance")
+            ax.set(title=f"{result.provenance.model}: cosine", xlabel="hidden state", ylim=(-0.02, 1.03))
+            ax.legend(fontsize="small")
+
+    return draw
+
+
+def draw_transfer(encoder: TokenIdentifiability, decoder: TokenIdentifiability) -> Any:
+    def draw(axes: Any) -> None:
+        for ax, result in zip(axes, (encoder, decoder), strict=True):
+            result.plot_transfer("linear", "cosine", ax=ax)
+
+    return draw
+
+
+def at(result: TokenIdentifiability, name: str, distance: str, layer: int, **options: Any) -> float:
+    return float(result.rate(name, distance, **options)[result.layers.index(layer)])
+
+
+def control(result: TokenIdentifiability) -> str:
+    values = result.extra["control"]
+    return f"{float(values.min()):.4f}–{float(values.max()):.4f} (chance {result.chance:.4f})"
+
+
+def write() -> None:
+    """The page, from the kept results."""
+    load = TokenIdentifiability.load
+    encoder, words, decoder = (load(FOLDER / f"{name}.safetensors") for name in RUNS)
+    DOCS.mkdir(parents=True, exist_ok=True)
+    pictures = {
+        "encoder": figure("minilm", draw_encoder(encoder), 2),
+        "decoder": figure("smollm2", draw_decoder(decoder), 2),
+        "parts": figure("parts", draw_parts(encoder, decoder), 2),
+        "transfer": figure("transfer", draw_transfer(encoder, decoder), 2),
+    }
+    page = PAGE.format(
+        sizes="\n".join(f"- {r.provenance.model}: {' '.join(r.remarks())}" for r in (encoder, decoder)),
+        encoder_rates=rates(encoder),
+        beside=beside(encoder),
+        decoder_rates=rates(decoder),
+        decoder_next=rates(decoder, target=1),
+        direction=rates(encoder, part="direction"),
+        norm=rates(encoder, part="norm"),
+        decoder_direction=rates(decoder, part="direction"),
+        decoder_norm=rates(decoder, part="norm"),
+        transfer=matrix(encoder, "linear", "cosine"),
+        decoder_transfer=matrix(decoder, "linear", "cosine"),
+        words=rates(words),
+        words_chance=f"{words.chance:.6f}",
+        majority=f"{words.report['majority']:.3f}",
+        groups=groups(encoder, 6),
+        decoder_groups=groups(decoder, 30),
+        encoder_control=control(encoder),
+        decoder_control=control(decoder),
+        findings=findings(encoder, words, decoder),
+        **pictures,
+    )
+    write_atomically(DOCS / "token-identifiability.md", page.encode())
+    print(f"wrote {DOCS.relative_to(corpora.ROOT) / 'token-identifiability.md'}")
+
+
+def findings(encoder: TokenIdentifiability, words: TokenIdentifiability, decoder: TokenIdentifiability) -> str:
+    return ""
+
+
+PAGE = ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="only write the page")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if not options.write:
+        if not MRPC.exists() and not all((FOLDER / f"{name}.safetensors").exists() for name in RUNS):
+            sys.exit("MRPC is not beside the project (../shared/data/mrpc, or $WHENCE_DATA): nothing was measured.")
+        measure()
+    write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Scores for one prediction: the right row, the right embeddings, and Captum behind its extra."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
+
+import whence
+from whence.errors import InputError, MissingExtraError, WiringError
+from whence.mixing.attribute import CAPTUM, MIXING
+from whence.reading.tokens import Tokens
+from whence.reading.trace import Trace
+
+Zoo = Callable[..., Trace]
+IDS = torch.tensor([[5, 17, 33, 8, 42, 6]])
+
+
+@pytest.fixture(scope="module")
+def classifier() -> BertForSequenceClassification:
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=60, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=40, num_labels=3)
+    model = BertForSequenceClassification(config).eval()
+    for parameter in model.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def traced(model: torch.nn.Module, ids: torch.Tensor = IDS) -> Trace:
+    found = whence.trace(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    return found if isinstance(found, Trace) else found[0]
+
+
+@pytest.mark.parametrize("method", [m for m in MIXING if m != "alti-logit"])
+def test_a_classifier_is_read_at_its_first_row(classifier: BertForSequenceClassification, method: str) -> None:
+    trace = traced(classifier)
+    scores = whence.attribute(classifier, trace, method)
+    if method == "hidden-token-attribution":
+        expected = whence.hidden_token_attribution(trace).values[-1, 0]
+    else:
+        expected = whence.contributions(trace, method).rollout().values[-1, 0]
+    assert torch.allclose(scores.values.float(), expected.float(), atol=1e-6)
+    assert scores.axes == ("input",)
+    assert len(scores.ranked()) == 6
+
+
+def test_other_rows(zoo: Zoo, minilm: whence.Model) -> None:
+    decoder = zoo("llama")
+    rolled = whence.contributions(decoder, "alti").rollout().values[-1]
+    assert torch.equal(whence.attribute(decoder.model, decoder, "alti").values, rolled[-1])
+    assert torch.equal(whence.attribute(decoder.model, decoder, "alti", position=4).values, rolled[4])
+    with pytest.raises(InputError, match="out of range"):
+        whence.attribute(decoder.model, decoder, "alti", position=99)
+    headless = whence.attribute(minilm, "The bank raised its rates.")
+    assert headless.provenance.settings["row"] == "mean"
+    both = zoo("bart")
+    assert len(whence.attribute(both.model, both, "alti").tokens) == len(both.of("encoder").tokens) + len(both.of("decoder").tokens)
+
+
+def test_a_masked_model_needs_one_mask() -> None:
+    config = BertConfig(vocab_size=60, hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=40)
+    model = BertForMaskedLM(config).eval()
+    with pytest.raises(InputError, match="say which position"):
+        whence.attribute(model, traced(model), "alti")
+    assert whence.attribute(model, traced(model), "alti", position=2).provenance.settings["row"] == 2
+
+
+def test_alti_logit_adds_up_to_the_logit(zoo: Zoo) -> None:
+    for family in ("llama", "gpt2", "gemma", "gpt_neox", "olmo2"):
+        trace = zoo(family)
+        for target, position in ((None, -1), (7, 3)):
+            found = whence.contributions(trace, "alti-logit", target=target, position=position)
+            parts = found.values.sum() + sum(found.extra[k].sum() for k in ("feedforward", "embedding", "bias"))
+            assert trace.logits is not None
+            logit = trace.logits[position, found.provenance.settings["target"]]
+            assert abs(float(parts - logit)) < 1e-3 * float(trace.logits.abs().max())
+            assert bool((found.values[:, :, found.provenance.settings["position"] + 1 :] == 0).all())
+            assert torch.allclose(found.extra["direct"].sum((1, 2)), found.values.sum((1, 2)), atol=1e-4)
+    assert found.by_input().shape == (12,)
+    assert list(found.by_layer().columns) == ["layer", "attention", "feedforward"]
+
+
+def test_alti_logit_refuses_what_is_not_a_sum(zoo: Zoo) -> None:
+    with pytest.raises(InputError, match="reads decoders"):
+        whence.contributions(zoo("bert"), "alti-logit")
+    with pytest.raises((WiringError, InputError), match="post-norm wired|not a linear map"):
+        whence.contributions(zoo("openai-gpt"), "alti-logit")
+    with pytest.raises(InputError, match="vocabulary has"):
+        whence.contributions(zoo("llama"), "alti-logit", target=10**6)
+
+
+def test_gradients_are_taken_at_the_word_embeddings(classifier: BertForSequenceClassification) -> None:
+    pytest.importorskip("captum")
+    trace = traced(classifier)
+    words = classifier.bert.embeddings.word_embeddings(IDS).detach().requires_grad_()
+    logits = classifier(inputs_embeds=words).logits[0]  # word embeddings only: BERT adds positions itself
+    (slope,) = torch.autograd.grad(logits[1], words)
+    gradient = whence.attribute(classifier, trace, "gradient", 1)
+    product = whence.attribute(classifier, trace, "input-x-gradient", 1)
+    assert torch.allclose(gradient.values, slope[0].norm(dim=-1), atol=1e-6)
+    assert torch.allclose(product.values, (slope * words)[0].sum(-1), atol=1e-6)
+    assert not classifier.training
+    assert not any(p.grad is not None for p in classifier.parameters())
+
+
+def test_integrated_gradients_are_complete(classifier: BertForSequenceClassification) -> None:
+    pytest.importorskip("captum")
+    scores = whence.attribute(classifier, traced(classifier), "ig", 0, baseline="zero", steps=200)
+    with torch.no_grad():
+        zeros = torch.zeros(1, 6, 24)
+        change = classifier(input_ids=IDS).logits[0, 0] - classifier(inputs_embeds=zeros).logits[0, 0]
+    assert abs(float(scores.values.sum() - change)) < 1e-2 * max(1.0, abs(float(change)))
+
+
+def test_occlusion_is_leave_one_out(classifier: BertForSequenceClassification) -> None:
+    pytest.importorskip("captum")
+    scores = whence.attribute(classifier, traced(classifier), "leave-one-out", 2, baseline="zero", output="probability")
+    words = classifier.bert.embeddings.word_embeddings(IDS).detach()
+    with torch.no_grad():
+        whole = torch.softmax(classifier(inputs_embeds=words).logits, -1)[0, 2]
+        for i in range(6):
+            without = words.clone()
+            without[0, i] = 0
+            left = torch.softmax(classifier(inputs_embeds=without).logits, -1)[0, 2]
+            assert abs(float(scores.values[i] - (whole - left))) < 1e-6
+
+
+@pytest.mark.parametrize("method", ["lime", "kernel-shap"])
+def test_sampled_methods_have_a_seed_and_keep_special_tokens(
+    classifier: BertForSequenceClassification, method: str
+) -> None:
+    pytest.importorskip("captum")
+    pytest.importorskip("sklearn")
+    from dataclasses import replace
+
+    trace = traced(classifier)
+    stack = trace.of()
+    tokens = Tokens(stack.tokens.text, stack.tokens.raw, special=(True, False, False, False, False, True))
+    trace = replace(trace, stacks={stack.name: replace(stack, tokens=tokens, key_tokens=tokens)})
+    one, two = (whence.attribute(classifier, trace, method, baseline="zero", samples=200, seed=3) for _ in range(2))
+    assert torch.equal(one.values, two.values)
+    assert one.values[0] == one.values[5] == 0
+
+
+def test_every_captum_method_on_an_encoder_decoder(zoo: Zoo) -> None:
+    pytest.importorskip("captum")
+    trace = zoo("bart")
+    for method in CAPTUM[:4]:
+        scores = whence.attribute(trace.model, trace, method, steps=4)
+        assert len(scores.values) == len(trace.of("encoder").tokens)
+        assert bool(torch.isfinite(scores.values).all())
+
+
+def test_without_the_extra(classifier: BertForSequenceClassification, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "captum", None)
+    monkeypatch.setitem(sys.modules, "captum.attr", None)
+    with pytest.raises(MissingExtraError, match=r"whence\[explain\]"):
+        whence.attribute(classifier, traced(classifier), "gradient")
+
+
+def test_what_cannot_be_asked(classifier: BertForSequenceClassification, minilm: whence.Model) -> None:
+    pytest.importorskip("captum")
+    trace = traced(classifier)
+    for options, words in (
+        ({"method": "magic"}, "'magic' is not one of"),
+        ({"method": "gradient", "target": 9}, "no class"),
+        ({"method": "gradient", "target": "joy"}, "LABEL_0"),
+        ({"method": "occlusion", "baseline": "noise"}, "'mask', 'pad' or 'zero'"),
+        ({"method": "gradient", "output": "odds"}, "'logit' or 'probability'"),
+        ({"method": "gradient", "distance": "l2"}, "has no option 'distance'"),
+    ):
+        with pytest.raises(InputError, match=words):
+            whence.attribute(classifier, trace, **options)
+    with pytest.raises(InputError, match="it has no head"):
+        whence.attribute(minilm, "Rates rose.", "gradient")
+    with pytest.raises(InputError, match="one text"):
+        whence.attribute(minilm, ["Rates rose.", "Rates fell."])
