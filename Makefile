@@ -57,7 +57,7 @@ demo: $(STAMPS)/base
 # Without the models their tests are skipped, and pytest says so.
 test: $(STAMPS)/dev
 	@$(BIN)/whence get minilm smollm2 >/dev/null || echo "Going on without the embedded models." >&2
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(STAMPS)/dev
 	$(BIN)/ruff check .

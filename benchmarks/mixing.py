@@ -12,7 +12,6 @@ One thread; seconds are processor time, the smaller of the repeats.
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 import time
@@ -84,14 +83,22 @@ def ours(trace: Trace) -> Tensor:
     return contributions(trace, "alti").rollout().values
 
 
+def _status(name: str) -> float:
+    """A line of /proc/self/status, in MB."""
+    line = next(row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(name))
+    return float(line.split()[1]) / 1e3
+
+
 def child(what: str, n: int) -> None:
-    """Peak memory beyond the loaded model and its trace, in MB."""
+    """Peak memory beyond the loaded model and its trace, in MB (Linux)."""
     torch.set_num_threads(1)
-    trace = traced(whence.load(), n)
-    contributions(traced(whence.load(), 16), "alti")  # libraries and buffers that any first call brings
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model = whence.load()
+    trace = traced(model, n)
+    ours(traced(model, 16))  # libraries and buffers that any first call brings
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
+    before = _status("VmRSS")
     textbook(trace) if what == "textbook" else ours(trace)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3)
+    print(_status("VmHWM") - before)
 
 
 def peak(what: str, n: int) -> float:
@@ -106,7 +113,7 @@ def compare_alti(model: whence.Model, lengths: list[int], repeats: int) -> None:
         trace = traced(model, n)
         theirs = seconds(lambda t=trace: textbook(t), 1 if n > 128 else 2)
         mine = seconds(lambda t=trace: ours(t), repeats)
-        apart = float((textbook(trace) - ours(trace)).abs().max()) if n <= 256 else float("nan")
+        apart = float((textbook(trace) - ours(trace)).abs().max()) if n <= 128 else float("nan")
         print(f"{n:>5} {theirs:>11.3f} {mine:>9.4f} {theirs / mine:>6.0f}x {apart:>19.1e}", flush=True)
     longest = max(lengths)
     theirs, mine = peak("textbook", longest), peak("ours", longest)

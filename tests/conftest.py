@@ -9,10 +9,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
+import torch
 
 from whence import embedded
 from whence.errors import UnavailableError
 from whence.loading import Model, load
+
+
+torch.set_num_threads(1)  # several workers share the machine; more threads each would only wait for each other
 
 
 def _located(name: str) -> Path:

@@ -35,12 +35,13 @@ Zoo = Callable[..., Trace]
 def test_equal_to_a_backward_loop(zoo: Zoo, family: str, way: str, close: float) -> None:
     trace = zoo(family, torch.float64)
     mixed = whence.hidden_token_attribution(trace, "exact")
-    slow = backward(trace)
+    rows = [0, 5, 11]
+    slow = backward(trace, rows)
     assert way in mixed.provenance.settings["way"]
     assert mixed.exact
     assert mixed.error is None
-    assert torch.allclose(mixed.extra["squared"].sqrt(), slow, atol=close * float(slow.max()), rtol=0)
-    assert torch.allclose(mixed.values, slow / slow.sum(-1, keepdim=True), atol=close, rtol=0)
+    assert torch.allclose(mixed.extra["squared"].sqrt()[:, rows], slow, atol=close * float(slow.max()), rtol=0)
+    assert torch.allclose(mixed.values[:, rows], slow / slow.sum(-1, keepdim=True), atol=close, rtol=0)
     if trace.of().name == "decoder":
         assert bool((mixed.values.triu(1) == 0).all())
 
@@ -48,12 +49,12 @@ def test_equal_to_a_backward_loop(zoo: Zoo, family: str, way: str, close: float)
 def test_a_row_of_minilm(minilm_path: Path) -> None:
     trace = whence.trace(whence.load("minilm", dtype=torch.float64), "rates")
     mixed = whence.hidden_token_attribution(trace, "exact")
-    slow = backward(trace, rows=[1], layers=[0, 5])
+    slow = backward(trace, rows=[1], layers=[5])
     assert "folded" in mixed.provenance.settings["way"]
-    assert torch.allclose(mixed.values[[0, 5]][:, [1]], slow / slow.sum(-1, keepdim=True), atol=1e-10, rtol=0)
+    assert torch.allclose(mixed.values[[5]][:, [1]], slow / slow.sum(-1, keepdim=True), atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["bert", "llama", "gpt_neox", "gpt2"])
+@pytest.mark.parametrize("family", ["bert", "llama", "gpt_neox"])
 def test_heads_and_states_by_both_ways(zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = zoo(family, torch.float64)
     folded = [whence.hidden_token_attribution(trace, "exact", of=of) for of in ("states", "heads")]
@@ -111,7 +112,7 @@ def test_the_derivative_of_a_norm(centred: bool) -> None:
 def test_probes_are_unbiased_and_their_errors_cover(zoo: Zoo) -> None:
     trace = zoo("bert", torch.float64)
     exact = whence.hidden_token_attribution(trace, "exact")
-    runs = [whence.hidden_token_attribution(trace, "probes", 8, seed=seed) for seed in range(60)]
+    runs = [whence.hidden_token_attribution(trace, "probes", 8, seed=seed) for seed in range(40)]
     squared = torch.stack([run.extra["squared"] for run in runs])
     z = (squared.mean(0) - exact.extra["squared"]) / (squared.std(0) / len(runs) ** 0.5)
     assert abs(float(z.mean())) < 1.0

@@ -184,12 +184,12 @@ def _captum(
         )
     place, word = _prediction(model, traced, target, position)
     inputs = accepted(model.model, on_device(model, traced.inputs))
-    embedded = _embeddings(model.model, inputs)
+    layer, embedded = _word_embedding(model.model, inputs)
     tokens = traced.of("encoder").tokens if "encoder" in traced.stacks else traced.tokens
-    absent = _absent(model, embedded, tokens, baseline)
+    absent = _absent(model, layer, embedded, tokens, baseline)
 
     def score(embeddings: Tensor) -> Tensor:
-        with _replaced(model.model, embeddings):
+        with _replaced(layer, embeddings):
             logits = model.model(**repeated_all(inputs, len(embeddings))).logits
         logits = logits if place is None else logits[:, place]
         logits = logits if output == "logit" else torch.softmax(logits, dim=-1)
@@ -263,24 +263,33 @@ def _class(model: Model, logits: Tensor, target: Any) -> int:
     return int(target)
 
 
-def _word_embedding(model: nn.Module) -> nn.Module:
-    found = getattr(model, "get_input_embeddings", lambda: None)()
-    if not isinstance(found, nn.Module):
-        raise InputError("the model does not say which of its layers embeds words, so gradients cannot be read there.")
-    return found
-
-
-def _embeddings(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-    """(1, n, d): what the word-embedding layer gives for this text."""
+def _word_embedding(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[nn.Module, Tensor]:
+    """The layer that turns this text's ids into vectors, and what it gives, (1, n, d): found by what it is given."""
     ids = inputs.get("input_ids")
     if not isinstance(ids, Tensor):
         raise InputError("gradient and perturbation methods explain texts: these inputs have no input_ids.")
-    with torch.no_grad():
-        found: Tensor = _word_embedding(model)(ids)
-    return found
+    found: list[tuple[nn.Module, Tensor]] = []
+
+    def watch(module: nn.Module, args: Any, made: Any) -> None:
+        given = args[0] if args else None
+        if found or not isinstance(given, Tensor) or not isinstance(made, Tensor) or made.dim() != 3:
+            return
+        if given.dtype == ids.dtype and given.shape == ids.shape == made.shape[:2] and torch.equal(given, ids):
+            found.append((module, made.detach()))  # the innermost layer is the first to be done
+
+    hooks = [module.register_forward_hook(watch) for module in model.modules()]
+    try:
+        with evaluating(model):
+            model(**inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not found:
+        raise InputError("no layer of the model turns the token ids into vectors, so gradients cannot be read there.")
+    return found[0]
 
 
-def _absent(model: Model, embedded: Tensor, tokens: Tokens, baseline: str) -> Tensor:
+def _absent(model: Model, layer: nn.Module, embedded: Tensor, tokens: Tokens, baseline: str) -> Tensor:
     """(1, n, d): every token replaced by one that says nothing, special tokens kept."""
     if baseline not in ("mask", "pad", "zero"):
         raise InputError(f"baseline={baseline!r} is not 'mask', 'pad' or 'zero'.")
@@ -289,13 +298,13 @@ def _absent(model: Model, embedded: Tensor, tokens: Tokens, baseline: str) -> Te
     nothing = torch.zeros_like(embedded)
     if ids:
         with torch.no_grad():
-            nothing = _word_embedding(model.model)(torch.full(embedded.shape[:2], ids[0], device=embedded.device))
+            nothing = layer(torch.full(embedded.shape[:2], ids[0], device=embedded.device))
     keep = torch.tensor(tokens.special, device=embedded.device)[None, :, None]
     return torch.where(keep, embedded, nothing).detach()
 
 
 @contextmanager
-def _replaced(model: nn.Module, embeddings: Tensor) -> Iterator[None]:
+def _replaced(layer: nn.Module, embeddings: Tensor) -> Iterator[None]:
     """The word-embedding layer's first output (an encoder–decoder's source) replaced; positions are added after it."""
     calls = 0
 
@@ -304,7 +313,7 @@ def _replaced(model: nn.Module, embeddings: Tensor) -> Iterator[None]:
         calls += 1
         return embeddings if calls == 1 else made
 
-    handle = _word_embedding(model).register_forward_hook(hook)
+    handle = layer.register_forward_hook(hook)
     try:
         yield
     finally:

@@ -48,5 +48,5 @@ export function predictionView(source) {
     card("What it came from", "attributions", h("div", {}, lines,
       missing.length ? h("p", { class: "hint" }, "Not available here: ", missing.map((m) => `${m.title} (${m.reason})`).join("; ")) : null), {
       csv: () => [["position", "token", ...alike.map((a) => a.name)], ...tokens.text.map((t, i) => [i, t, ...alike.map((a) => a.values[i])])] }),
-    h("div", { class: "columns" }, card("Do the methods agree?", "agreement", agreement), card("Token by token", "attribution-table", table)));
+    h("div", { class: "columns" }, card("Do the methods agree?", "agreement", agreement), card("Token by token", "attribution-table", h("div", { class: "tall" }, table))));
 }

@@ -149,7 +149,7 @@ export class ProvenanceView {
     const rows = [...found.shares].map((v, j) => [j, v]).sort((a, b) => b[1] - a[1]);
     const table = dataTable(["input", "token", "share"], rows.slice(0, 8).map(([j, v]) => [j, tokenName(inputs, j), v]), 4);
     table.querySelector("table").dataset.method = method.name;
-    return card(method.title, `provenance-${method.name}`, h("div", {}, h("p", { class: "hint" }, method.paper), text, table, h("h3", {}, "Through the layers"), flow(method, found, upto, hidden, wide ? 1120 : 560)),
+    return card(method.title, `provenance-${method.name}`, h("div", {}, h("p", { class: "hint" }, method.paper), text, table, h("h3", {}, "Through the layers"), flow(method, found, upto, hidden, innerWidth < 760 ? 360 : wide ? 1120 : 560)),
       { csv: () => [["input", "token", "share"], ...rows.map(([j, v]) => [j, inputs.text[j], v])] });
   }
 

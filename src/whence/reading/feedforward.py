@@ -20,27 +20,26 @@ from torch import Tensor, nn
 from whence.errors import WiringError
 from whence.loading import Model
 from whence.reading.attach import accepted, attached, lock_of
+from whence.reading.dataflow import (
+    ADD,
+    DIV,
+    MUL,
+    Unread,
+    ancestors,
+    closure,
+    constant_factor,
+    consumers,
+    origins,
+    times,
+)
 from whence.reading.inputs import beginning
 from whence.reading.norms import Norm, recognise
+from whence.reading.projection import as_linear
 from whence.reading.proof import Proof, _producer, _read_site, fingerprint
 from whence.reading.run import on_device
 from whence.reading.tap import Call, Tap
 from whence.reading.tape import Node, Op, Tape, deviation, flat, walk
-from whence.reading.wiring import (
-    _ADD,
-    _DIV,
-    _MUL,
-    Found,
-    Unread,
-    _as_linear,
-    _factor,
-    _norm_of,
-    ancestors,
-    block_output,
-    closure,
-    consumers,
-    origins,
-)
+from whence.reading.wiring import Found, block_output, norm_of
 
 
 @dataclass(frozen=True)
@@ -90,12 +89,6 @@ class FeedForward:
         """(…, d) → (…, d): the block's output."""
         total = self.before_norm(state)
         return total if self.norm is None else self.norm(total)
-
-
-def times(x: Tensor, factor: Tensor | float | None) -> Tensor:
-    if factor is None:
-        return x
-    return x * (factor.to(x) if isinstance(factor, Tensor) else factor)
 
 
 @dataclass(frozen=True)
@@ -182,14 +175,14 @@ def _feedforward(tape: Tape, call: Call, found: Found, others: set[int], toleran
     last = {id(n) for n in origins(out)}
     same = {id(n) for n in (*origins(state), *closure(state))}
     for add, used in consumers(closure(state)):
-        direct = add.name in _ADD
-        scaled = add.name in _MUL | _DIV and _factor(add, used) is not None
+        direct = add.name in ADD
+        scaled = add.name in MUL | DIV and constant_factor(add, used) is not None
         if not direct and not scaled:
             continue
         residual_scale = None
         if scaled:
-            residual_scale = _factor(add, used)
-            sums = [o for o, _ in consumers(closure(add.outputs[0])) if o.name in _ADD]
+            residual_scale = constant_factor(add, used)
+            sums = [o for o, _ in consumers(closure(add.outputs[0])) if o.name in ADD]
             if not sums:
                 continue
             used, add = add.outputs[0], sums[0]
@@ -198,7 +191,7 @@ def _feedforward(tape: Tape, call: Call, found: Found, others: set[int], toleran
             continue
         total, norm = add.outputs[0], None
         if not last & {id(n) for n in (*closure(total), *origins(total))}:
-            after = _norm_of(total, consumers(closure(total)), tolerance)
+            after = norm_of(total, consumers(closure(total)), tolerance)
             if after is None or not last & {id(n) for n in (*closure(after[1]), *origins(after[1]))}:
                 continue
             norm = after[0]
@@ -236,7 +229,7 @@ def _branch(
             branch_norm, node = normed
             continue
         inner = next((n for n in op.inputs if n.value.shape == node.value.shape), None)
-        factor = None if inner is None or op.name not in _MUL | _DIV else _factor(op, inner)
+        factor = None if inner is None or op.name not in MUL | DIV else constant_factor(op, inner)
         if factor is None or inner is None or branch_norm is not None:
             raise Unread(f"the feed-forward branch ends in {op.name}, which is not a linear map")
         scale = factor if scale is None else scale * factor
@@ -259,7 +252,7 @@ def _linear(op: Op) -> tuple[Node, Linear] | None:
     for node in op.inputs:
         if node.value.dim() < 2:
             continue
-        found = _as_linear(op, node, 1, node.value.shape[-1])
+        found = as_linear(op, node, 1, node.value.shape[-1])
         if found is not None and isinstance(node.tensor, Tensor) and not isinstance(node.tensor, nn.Parameter):
             return node, Linear(found.weight[0], found.bias)
     return None
@@ -269,7 +262,7 @@ def _first(tape: Tape, hidden: Node) -> tuple[Linear, Callable[[Tensor], Tensor]
     """From what the second linear map reads back to the first: the activation between them, and a gate."""
     op = hidden.producer
     tensors = [] if op is None else [n for n in op.inputs if n.value.shape == hidden.value.shape]
-    if op is not None and op.name in _MUL and len(tensors) == 2 and _gated(tensors):
+    if op is not None and op.name in MUL and len(tensors) == 2 and _gated(tensors):
         sides = [_linear_behind(n) for n in tensors]
         for (plain, other), (gate, first) in (((0, 1), sides), ((1, 0), sides[::-1])):
             if gate is None or gate[2] is not tensors[plain]:

@@ -20,24 +20,12 @@ from torch import Tensor, nn
 from whence.errors import ModelError
 from whence.reading import interface
 from whence.reading.attach import FUNCTION_MODE, INTERFACE, accepted, attached, evaluating, lock_of
+from whence.reading.dataflow import Unread, ancestors, closure, origins
 from whence.reading.function_mode import AttentionMode
+from whence.reading.projection import Projection, find_projection
 from whence.reading.tap import Call, Tap, mix
 from whence.reading.tape import Node, Op, Tape, deviation, walk
-from whence.reading.wiring import (
-    Found,
-    Handle,
-    Projection,
-    Unread,
-    Wiring,
-    ancestors,
-    block_output,
-    closure,
-    find_handle,
-    find_projection,
-    find_wiring,
-    origins,
-    with_projection,
-)
+from whence.reading.wiring import Found, Handle, Wiring, block_output, find_handle, find_wiring, with_projection
 
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +29,8 @@ except ImportError as missing:  # pragma: no cover - the message is all there is
 
 if TYPE_CHECKING:
     from whence.loading import Model
+
+log = logging.getLogger("whence.serving")
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 PAGE_FILES = re.compile(r"[a-z_]+\.(js|css)")
@@ -70,8 +73,10 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        log.info("started", extra={"data": {"models": shelf.names}})
         yield
         jobs.close()
+        log.info("stopped")
 
     app = FastAPI(title="whence", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.jobs, app.state.shelf, app.state.traces = jobs, shelf, traces

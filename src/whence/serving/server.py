@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Sequence
 
+import torch
 import uvicorn
 
 from whence.serving.app import create_app
@@ -34,6 +36,8 @@ def run(
 ) -> None:  # fmt: skip
     """Serve until interrupted; streams end at once, other answers within a few seconds."""
     start_logging(quiet=quiet)
+    # Jobs run side by side: together they take the cores once, not each of them all of them.
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // (limits or Limits()).workers))
     holder: list[uvicorn.Server] = []
     names = frozenset(_bracketed(host) for host in hosts)
     app = create_app(models, limits=limits, hosts=names, stopping=lambda: bool(holder and holder[0].should_exit))

@@ -81,14 +81,13 @@ def train(
     """
     generator = torch.Generator().manual_seed(seed)
     unit = found.target_spread or 1.0
-    middle = found.target_mean.float()
-    k, d = len(middle), pairs[0].shape[1]
+    k, d = len(start.bias), pairs[0].shape[1]
     order = torch.randperm(len(pairs[0]), generator=generator)
     # Standardised and shuffled once: an epoch then reads slices, from a random place on.
-    fit = _ready(pairs[0][order], pairs[1][order], start, middle, unit, distance)
-    held = _ready(held_out[0], held_out[1], start, middle, unit, distance)
+    fit = _ready(pairs[0][order], pairs[1][order], start, unit, distance)
+    held = _ready(held_out[0], held_out[1], start, unit, distance)
     # The linear part and the way into the hidden layer are one matrix, so that one product serves both.
-    weight, bias, out = start.weight / unit, (start.bias - middle) / unit, None
+    weight, bias, out = start.weight / unit, start.bias / unit, None
     if kind == "mlp":
         width = settings.hidden or k
         into = torch.randn(d, width, generator=generator) / math.sqrt(d)
@@ -101,7 +100,6 @@ def train(
         both = torch.addmm(bias, z, weight)
         guess = both if out is None else both[:, :k] + torch.nn.functional.gelu(both[:, k:]) @ out
         if distance == "cosine":  # y has length 1
-            guess = guess * unit + middle
             lengths: Tensor = torch.linalg.vector_norm(guess, dim=-1).clamp_min(1e-30)
             return 1 - ((guess * y).sum(-1) / lengths).mean()
         apart: Tensor = torch.linalg.vector_norm(guess - y, dim=-1)
@@ -112,7 +110,7 @@ def train(
             blocks = zip(*(torch.split(side, ROWS) for side in held), strict=True)
             return sum(float(loss_of(z, y)) * len(z) for z, y in blocks) / len(held[0])
 
-    limit = WORSE * _loss_of_the_mean(fit[1], middle, distance)
+    limit = WORSE * _loss_of_the_mean(fit[1], found.target_mean.float() / unit, distance)
     best, best_weights, kept_for = validation(), [w.detach().clone() for w in weights], 0
     epoch = 0
     for epoch in range(1, settings.epochs + 1):
@@ -141,17 +139,15 @@ def train(
         for group in optimiser.param_groups:
             group["lr"] *= SLOWER
     w, b = best_weights[:2]
-    linear = Affine(start.mean, start.spread, (w[:, :k] * unit).contiguous(), b[:k] * unit + middle)
+    linear = Affine(start.mean, start.spread, (w[:, :k] * unit).contiguous(), b[:k] * unit)
     if kind == "linear":
         return Trained(linear, epoch, best)
     return Trained(Perceptron(linear, w[:, k:].contiguous(), b[k:].clone(), best_weights[2] * unit), epoch, best)
 
 
-def _ready(
-    states: Tensor, embeddings: Tensor, start: Affine, middle: Tensor, unit: float, distance: str
-) -> tuple[Tensor, Tensor]:
-    """Standardised states, and embeddings as the loss wants them: unit vectors, or centred in units of their spread."""
-    y = torch.nn.functional.normalize(embeddings, dim=-1) if distance == "cosine" else (embeddings - middle) / unit
+def _ready(states: Tensor, embeddings: Tensor, start: Affine, unit: float, distance: str) -> tuple[Tensor, Tensor]:
+    """Standardised states, and embeddings as the loss wants them: of length 1, or in units of their spread."""
+    y = torch.nn.functional.normalize(embeddings, dim=-1) if distance == "cosine" else embeddings / unit
     return (states - start.mean) / start.spread, y
 
 
@@ -166,4 +162,4 @@ def _loss_of_the_mean(y: Tensor, middle: Tensor, distance: str) -> float:
     """The training loss of the map that always answers the mean embedding, in the units of the training."""
     if distance == "cosine":
         return 1 - float((y @ torch.nn.functional.normalize(middle, dim=0)).mean())
-    return float(torch.linalg.vector_norm(y, dim=-1).mean())
+    return float(torch.linalg.vector_norm(y - middle, dim=-1).mean())

@@ -108,7 +108,7 @@ def distil(
         for group in optimiser.param_groups:
             group["lr"] = schedule.rate(step)
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(parameters, schedule.clip)
         optimiser.step()
         history.losses.append(value)

@@ -53,7 +53,9 @@ def tokenise(tokenizer: Any, texts: Sequence[str], longest: int) -> Corpus:
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     kept = tuple(tuple(ids) for ids in plain if ids)
     if not kept:
-        raise InputError(f"none of the {len(texts)} texts gives a token of this tokenizer; the first is {texts[0]!r:.60}.")
+        raise InputError(
+            f"none of the {len(texts)} texts gives a token of this tokenizer; the first is {texts[0]!r:.60}."
+        )
     return Corpus(kept, tuple(whole[:start]), tuple(whole[start + len(inner) :]), pad, longest)
 
 

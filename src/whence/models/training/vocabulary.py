@@ -1,4 +1,4 @@
-"""A tokenizer for the texts at hand: WordPiece trained with `tokenizers`, or that of an existing model."""
+"""A tokenizer for the texts at hand: byte-pair encoding trained with `tokenizers`, or that of an existing model."""
 
 # torch and transformers leave these functions without types.
 # mypy: disallow-untyped-calls=False
@@ -14,20 +14,21 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int = 8000, max_length: int = 512, lowercase: bool = True) -> Any:
-    """A WordPiece tokenizer with [CLS] … [SEP] around every text, as a transformers fast tokenizer.
+    """A byte-pair tokenizer with [CLS] … [SEP] around every text, as a transformers fast tokenizer.
 
-    The same texts give the same tokenizer, on every machine and in every process.
+    The same texts give the same tokenizer in every process, so that a run can be repeated and go on after a kill (the
+    WordPiece trainer of `tokenizers` numbers its continuation pieces in the random order of a hash table).
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     if vocab_size <= len(SPECIAL):
         raise InputError(f"vocab_size={vocab_size} leaves no room beside the {len(SPECIAL)} special tokens.")
-    raw = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
+    raw = Tokenizer(models.BPE(unk_token="[UNK]"))
     raw.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    raw.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(
+    raw.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+    raw.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, min_frequency=2, special_tokens=list(SPECIAL), show_progress=False
     )
     raw.train_from_iterator(texts, trainer)

@@ -1,0 +1,199 @@
+"""One attention layer of a trace: what was captured, and what follows from it by the proved wiring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.errors import InputError, WiringError
+from whence.reading.dataflow import times
+from whence.reading.norms import Norm
+from whence.reading.projection import Projection
+from whence.reading.tap import mix
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer of a trace. What was not kept, or could not be proved, is refused with the reason."""
+
+    index: int
+    heads: tuple[int, ...]  # which of the model's heads are here
+    _attention: Tensor | None  # [head, query, key]
+    _queries: Tensor | None  # [head, query, d_k], after rotary positions and norms
+    grouped_keys: Tensor | None  # [kv head, key, d_k]: several query heads may share one (GQA)
+    grouped_values: Tensor | None  # [kv head, key, d_v], the value bias included
+    _outputs: Tensor | None  # [head, query, d_v]
+    visible: Tensor | None  # boolean [query, key] or [head, query, key]; None: every key is visible
+    scale: float | None  # the factor on query·key
+    keys_proved: bool  # softmax(scale · QKᵀ + mask) was checked to be the attention
+    causal: bool
+    _block_input: Tensor | None  # [query, d], the residual r
+    _after_attention: Tensor | None  # [query, d], after the post-norm where there is one
+    _block_output: Tensor | None  # [query, d]
+    _projection: Projection | None
+    wiring: str | None  # post-norm | pre-norm | sandwich | parallel
+    norm: Norm | None  # the norm after the residual add (post-norm)
+    branch_norm: Norm | None  # the norm on the attention branch (sandwich)
+    branch_scale: Tensor | float | None
+    residual_scale: Tensor | float | None
+    bias: Tensor | None = None  # added to the scaled scores (relative positions), [head, query, key] or broadcastable
+    reason: str | None = None  # why wiring or projection are missing
+
+    def _kept(self, tensor: Tensor | None, name: str) -> Tensor:
+        if tensor is None:
+            raise InputError(
+                f"layer {self.index} has no {name}: they were not kept. Trace again with keep including {name!r}."
+            )
+        return tensor
+
+    @property
+    def attention(self) -> Tensor:
+        """[head, query, key]; rows sum to 1 (less where the model has attention sinks)."""
+        return self._kept(self._attention, "attention")
+
+    @property
+    def queries(self) -> Tensor:
+        """[head, query, d_k]"""
+        return self._kept(self._queries, "queries")
+
+    @property
+    def keys(self) -> Tensor:
+        """[head, key, d_k], grouped heads repeated (made when asked for, not stored)."""
+        return repeat_heads(self._kept(self.grouped_keys, "keys"), len(self.heads))
+
+    @property
+    def values(self) -> Tensor:
+        """[head, key, d_v], grouped heads repeated (made when asked for, not stored)."""
+        return repeat_heads(self._kept(self.grouped_values, "values"), len(self.heads))
+
+    @property
+    def outputs(self) -> Tensor:
+        """[head, query, d_v]: attention · values, as the model computed it."""
+        if self._outputs is None and self._attention is not None and self.grouped_values is not None:
+            return mix(self._attention[None], self.grouped_values[None])[0]
+        return self._kept(self._outputs, "outputs")
+
+    @property
+    def projection(self) -> Projection:
+        """The output projection: weight [head, d_v, d] and bias [d]."""
+        if self._projection is None:
+            raise WiringError(f"layer {self.index}: the output projection was not proved: {self.reason}")
+        return self._projection
+
+    @property
+    def transformed_values(self) -> Tensor:
+        """T = V W, [head, key, d]: what each key would add to the block's output at full attention."""
+        return torch.einsum("hkv,hvd->hkd", self.values, self.projection.weight.to(self.values))
+
+    def _wired(self, tensor: Tensor | None, name: str) -> Tensor:
+        if self.wiring is None:
+            raise WiringError(f"layer {self.index}: the {name} is not known: {self.reason}")
+        return self._kept(tensor, "states")
+
+    @property
+    def block_input(self) -> Tensor:
+        """[query, d]: the state that the attention block's output is added to."""
+        return self._wired(self._block_input, "block input")
+
+    @property
+    def projected(self) -> Tensor:
+        """[query, d]: the attention block's output, all heads through the projection with its bias."""
+        return self.projection(self.outputs)
+
+    @property
+    def branch(self) -> Tensor:
+        """[query, d]: the attention block's output as it enters the residual sum (normed and scaled where it is)."""
+        projected = self.projected
+        if self.branch_norm is not None:
+            projected = self.branch_norm(projected)
+        return times(projected, self.branch_scale)
+
+    @property
+    def before_norm(self) -> Tensor:
+        """[query, d]: residual + attention, before a post-norm; what the norm's scale is taken of."""
+        return times(self.block_input, self.residual_scale) + self.branch
+
+    @property
+    def norm_scale(self) -> Tensor | None:
+        """[query, 1]: what the post-norm divides by at each position; None where there is no post-norm."""
+        return None if self.norm is None else self.norm.scale(self.before_norm)
+
+    @property
+    def after_attention(self) -> Tensor:
+        """[query, d]: the state after attention (+ norm), as the model had it.
+
+        In parallel wiring the feed-forward part is in it too, since nothing in the model is the sum without it.
+        """
+        if self._after_attention is None and self.wiring not in (None, "parallel") and self._block_input is not None:
+            state = self.before_norm
+            return state if self.norm is None else self.norm(state)
+        return self._wired(self._after_attention, "state after attention")
+
+    @property
+    def block_output(self) -> Tensor:
+        """[query, d]: the state after the whole block."""
+        return self._wired(self._block_output, "state after the block")
+
+    @property
+    def visible_mask(self) -> Tensor:
+        """Boolean [query, key] (or [head, query, key]): which keys each query may look at."""
+        if self.visible is not None:
+            return self.visible
+        reference = self.attention
+        return torch.ones(reference.shape[-2:], dtype=torch.bool, device=reference.device)
+
+    def select(self, heads: Sequence[int]) -> Layer:
+        """The same layer with only these heads (by the model's numbering)."""
+        missing = [h for h in heads if h not in self.heads]
+        if missing:
+            raise InputError(f"layer {self.index} has no head {missing[0]}; it has heads {ranges(self.heads)}.")
+        at = torch.tensor([self.heads.index(h) for h in heads])
+
+        def pick(t: Any) -> Any:
+            return None if t is None else t[at.to(t.device)]
+
+        n = len(self.heads)
+        visible = self.visible
+        projection = self._projection
+        return replace(
+            self,
+            heads=tuple(heads),
+            _attention=pick(self._attention),
+            _queries=pick(self._queries),
+            grouped_keys=None if self.grouped_keys is None else pick(repeat_heads(self.grouped_keys, n)),
+            grouped_values=None if self.grouped_values is None else pick(repeat_heads(self.grouped_values, n)),
+            _outputs=pick(self._outputs),
+            visible=pick(visible) if visible is not None and visible.dim() == 3 and visible.shape[0] == n else visible,
+            bias=pick(self.bias) if self.bias is not None and self.bias.shape[0] == n else self.bias,
+            _projection=None if projection is None else Projection(pick(projection.weight), projection.bias),
+        )
+
+    def _map(self, move: Any) -> Layer:
+        def through(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return move(value)
+            if isinstance(value, Projection):
+                return Projection(move(value.weight), None if value.bias is None else move(value.bias))
+            if isinstance(value, Norm):
+                weight, bias = (None if t is None else move(t) for t in (value.weight, value.bias))
+                return Norm(weight, bias, value.eps, value.centred, value.offset)
+            return value
+
+        return replace(self, **{name: through(getattr(self, name)) for name in self.__dataclass_fields__})
+
+
+def repeat_heads(grouped: Tensor, heads: int) -> Tensor:
+    """[kv head, …] → [head, …]; a view where nothing needs repeating."""
+    groups = heads // grouped.shape[0]
+    return grouped if groups == 1 else grouped.repeat_interleave(groups, dim=0)
+
+
+def ranges(numbers: tuple[int, ...]) -> str:
+    """ "0 … 5" for people, where the numbers follow each other."""
+    if numbers and numbers == tuple(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 2:
+        return f"{numbers[0]} … {numbers[-1]}"
+    return ", ".join(map(str, numbers)) or "none"

@@ -1,0 +1,242 @@
+"""A saved report, opened from disk: the numbers are the Python ones, and it can be used."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import whence
+from whence.core.bounds import weight_bounds
+
+
+def go(page: Any, hash_: str) -> None:
+    page.evaluate(f"location.hash = {hash_!r}")
+    page.wait_for_function("document.querySelector('[aria-busy]') === null")
+    page.wait_for_timeout(120)
+
+
+def number(text: str) -> float:
+    return float(text.replace("−", "-"))
+
+
+def test_overview_shows_the_findings_and_the_grid_of_python(watched: Any, saved: Any, traced: Any) -> None:
+    report, address = saved
+    page = watched().open(address)
+    shown = page.inner_text(".findings")
+    for sentence in report.findings:
+        assert sentence in shown
+    found = whence.identifiability(traced)
+    for quantity, values in (("null_share", found.values.mean(-1)), ("r", found.extra["head_r"])):
+        go(page, f"#view=overview&quantity={quantity}")
+        cells = page.eval_on_selector_all(".grid-cell", "els => els.map(e => e.getAttribute('aria-label'))")
+        assert len(cells) == values.numel()
+        for label in cells:
+            layer, head, value = re.fullmatch(r"Layer (\d+) head (\d+): .* (\S+)", label).groups()  # type: ignore[union-attr]
+            assert number(value) == pytest.approx(float(values[int(layer), int(head)]), abs=5.1e-4)
+    assert page.locator(".listed.worst > li").count() == 3
+    assert page.locator(".listed.best > li").count() == 3
+
+
+def test_row_weights_and_bounds_are_those_of_python(watched: Any, saved: Any, traced: Any) -> None:
+    page = watched().open(saved[1])
+    layer, head, query = 2, 4, 7
+    go(page, f"#view=head&layer={layer}&head={head}&query={query}")
+    attention = traced[layer].attention[head, query].double()
+    bounds = weight_bounds(traced[layer].attention, traced[layer].values)
+    rows = page.eval_on_selector_all(
+        ".view.head .card:nth-of-type(2) table.bars tbody tr",
+        "trs => trs.map(tr => [Number(tr.dataset.key), tr.querySelector('.weight').textContent, tr.querySelector('.interval').textContent])",
+    )
+    assert len(rows) >= 16
+    assert [r[0] for r in rows][:3] == attention.topk(3).indices.tolist()
+    for key, weight, interval in rows:
+        assert number(weight) == pytest.approx(float(attention[key]), abs=5.2e-4)
+        low, high = (number(v) for v in interval.strip("[]").split(", "))
+        assert low == pytest.approx(float(bounds.lower[head, query, key]), abs=5.3e-4)
+        assert high == pytest.approx(float(bounds.upper[head, query, key]), abs=5.3e-4)
+        assert low - 5e-4 <= float(attention[key]) <= high + 5e-4
+
+
+def test_listed_rows_have_exact_intervals(watched: Any, saved: Any, traced: Any) -> None:
+    report, address = saved
+    listed = report.document.manifest["stacks"][0]["worst"][0]
+    page = watched().open(address)
+    go(page, f"#view=head&layer={listed['layer']}&head={listed['head']}&query={listed['query']}")
+    exact = whence.certify(traced, listed["layer"], listed["head"], listed["query"], top=5)
+    shown = page.eval_on_selector_all(
+        ".view.head .card:nth-of-type(2) table.bars tbody tr",
+        "trs => trs.filter(tr => tr.querySelector('.bar-picture.exact')).map(tr => [Number(tr.dataset.key), tr.querySelector('.interval').textContent])",
+    )
+    assert {key for key, _ in shown} == set(exact.keys.tolist())
+    where = {int(k): i for i, k in enumerate(exact.keys)}
+    for key, interval in shown:
+        low, high = (number(v) for v in interval.strip("[]").split(", "))
+        assert low == pytest.approx(float(exact.lower[where[key]]), abs=5.1e-4)
+        assert high == pytest.approx(float(exact.upper[where[key]]), abs=5.1e-4)
+
+
+def test_slider_moves_the_bars_and_leaves_the_output(watched: Any, saved: Any) -> None:
+    report, address = saved
+    witness = report.document.manifest["stacks"][0]["witnesses"][0]
+    page = watched().open(address)
+    go(page, f"#view=head&layer={witness['layer']}&head={witness['head']}&query={witness['query']}")
+    slider = page.locator(".slide input[type=range]")
+    before = page.eval_on_selector_all(".slide rect.bar", "b => b.map(e => e.getAttribute('width'))")
+    picture = page.evaluate("document.querySelector('.slide canvas.strip').toDataURL()")
+    slider.focus()
+    page.keyboard.press("End")
+    after = page.eval_on_selector_all(".slide rect.bar", "b => b.map(e => e.getAttribute('width'))")
+    assert before != after
+    assert page.evaluate("document.querySelector('.slide canvas.strip').toDataURL()") == picture
+    assert page.inner_text(".slide-output .badge") == "not moving"
+    top = max(range(len(witness["alternative"])), key=lambda i: witness["alternative"][i])
+    shown = page.inner_text(f".slide tr[data-key='{top}'] .weight")
+    assert number(shown) == pytest.approx(witness["alternative"][top], abs=5.1e-4)
+    assert witness["path"][-1]["final_states"] < 1e-6
+    page.get_by_label("control: to a random row as far away").check()
+    assert page.inner_text(".slide-output .badge") == "moving"
+    assert page.evaluate("document.querySelector('.slide canvas.strip').toDataURL()") != picture
+
+
+def test_provenance_rolls_out_as_python_does(watched: Any, saved: Any, traced: Any) -> None:
+    page = watched().open(saved[1])
+    hidden, layer = 9, 3
+    go(page, f"#view=provenance&method=alti&compare=rollout&hidden={hidden}&at={layer}")
+    page.wait_for_selector("table[data-method=rollout]")
+    for method in ("alti", "rollout"):
+        shares = whence.contributions(traced, method=method).rollout().values[layer, hidden]
+        rows = page.eval_on_selector_all(
+            f"table[data-method={method}] tbody tr", "trs => trs.map(tr => [...tr.children].map(c => c.textContent))"
+        )
+        assert [int(r[0]) for r in rows[:3]] == shares.topk(3).indices.tolist()
+        for key, _, share in rows:
+            assert number(share) == pytest.approx(float(shares[int(key)]), abs=2e-4)
+
+
+def test_identity_shows_the_summaries_of_python(watched: Any, saved: Any, traced: Any) -> None:
+    page = watched().open(saved[1])
+    go(page, "#view=identity")
+    page.locator("details.numbers summary").first.click()
+    shown = page.eval_on_selector_all(
+        ".chart-card:first-of-type table.data tbody tr", "trs => trs.map(tr => tr.children[1].textContent)"
+    )
+    expected = whence.contributions(traced, method="alti").rollout().own_share()["median"].tolist()
+    assert [number(v) for v in shown] == pytest.approx(expected, abs=5.1e-3)
+
+
+def test_hover_and_keyboard(watched: Any, saved: Any, traced: Any) -> None:
+    page = watched().open(saved[1])
+    page.locator(".grid-cell").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Layer 1 head 1:")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".view.head canvas")
+    assert "layer=1" in page.url and "head=1" in page.url
+    page.wait_for_function("document.querySelector('[aria-busy]') === null")
+    frame = page.locator("[data-map=raw]")
+    box = frame.bounding_box()
+    n = len(traced.tokens)
+    q, k = 3, 5
+    page.mouse.move(box["x"] + (k + 0.5) / n * box["width"], box["y"] + (q + 0.5) / n * box["height"])
+    page.wait_for_timeout(100)
+    said = page.inner_text(".readout")
+    assert f"({q})" in said and f"({k})" in said
+    raw = number(re.search(r"raw (?:≈ )?([\d.]+)", said).group(1))  # type: ignore[union-attr]
+    assert raw == pytest.approx(float(traced[1].attention[1, q, k]), abs=4e-3)
+    frame.focus()
+    page.keyboard.press("ArrowDown")
+    page.wait_for_timeout(100)
+    assert f"({q + 1})" in page.inner_text(".readout")
+    page.keyboard.press("Enter")
+    assert f"query={q + 1}" in page.url
+    page.locator(".pick .token[aria-selected=true]").focus()
+    page.keyboard.press("ArrowRight")
+    assert f"query={q + 2}" in page.url
+    page.keyboard.press("]")
+    page.wait_for_function("location.hash.includes('head=2')")
+    page.keyboard.press("3")
+    page.wait_for_selector(".view.provenance")
+    page.go_back()
+    page.wait_for_selector(".view.head")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_accessible_and_within_its_width(watched: Any, saved: Any, scheme: str, width: int) -> None:
+    one = watched(color_scheme=scheme)
+    one.page.set_viewport_size({"width": width, "height": 850})
+    one.open(saved[1])
+    for view in ("overview", "head", "provenance", "identity"):
+        go(one.page, f"#view={view}")
+        one.page.wait_for_timeout(200)
+        assert one.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert one.serious() == [], view
+
+
+def test_exports(watched: Any, saved: Any, traced: Any) -> None:
+    one = watched()
+    page = one.open(saved[1])
+
+    def save(label: str) -> Path:
+        with page.expect_download() as download:
+            page.get_by_role("button", name=label, exact=True).first.click()
+        return Path(download.value.path())
+
+    rows = list(csv.reader(io.StringIO(save("Save whence heads as CSV").read_text(encoding="utf-8-sig"))))
+    assert rows[0][:3] == ["layer", "head", "null_share"]
+    assert len(rows) == 1 + 72
+    found = whence.identifiability(traced).values.mean(-1)
+    assert float(rows[1][2]) == pytest.approx(float(found[0, 0]), rel=1e-6)
+    assert save("View as SVG").read_text(encoding="utf-8").startswith("<svg")
+    assert save("View as PNG").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    go(page, "#view=head")
+    assert save("Save whence attention maps as PNG").stat().st_size > 20_000
+    go(page, "#view=identity")
+    chart = save("Save whence own share as SVG").read_text(encoding="utf-8")
+    assert "foreignObject" not in chart
+    assert "polyline" in chart
+
+
+def test_deep_link_opens_the_same_view(watched: Any, saved: Any) -> None:
+    page = watched().open(saved[1] + "#view=head&layer=4&head=2&query=6")
+    page.wait_for_selector(".view.head table.bars")
+    assert [page.locator(".controls select").nth(i).input_value() for i in (0, 1)] == ["4", "2"]
+    assert page.locator(".pick .token[aria-selected=true]").get_attribute("data-i") == "6"
+    page.get_by_role("button", name="Theme: system").click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+
+
+def test_notebook_display_shows_the_same_page(watched: Any, saved: Any, tmp_path: Path) -> None:
+    report, _ = saved
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(f"<!doctype html><title>n</title><body>{report._repr_html_()}", encoding="utf-8")
+    page = watched().page
+    page.goto(notebook.as_uri())
+    frame = page.frame_locator("iframe")
+    frame.locator(".findings").wait_for()
+    frame.get_by_role("button", name="Head", exact=True).click()
+    frame.locator("table.bars").first.wait_for()
+
+
+def test_a_model_with_a_head_shows_its_prediction(watched: Any, tmp_path: Path) -> None:
+    folder = Path(__file__).parents[3] / "shared" / "models" / "bert-tiny-sst2"
+    if not folder.exists():
+        pytest.skip("the shared models are not here")
+    pytest.importorskip("captum", reason="gradients come with the extra 'explain'")
+    model = whence.load(folder)
+    trace = whence.trace(model, "a gorgeous , witty , seductive movie that nobody should miss")
+    report = whence.report(trace, budget=0.1)
+    one = watched()
+    page = one.open(report.save(tmp_path / "r.html").as_uri() + "#view=prediction")
+    probability = trace.logits.double().softmax(-1)
+    assert number(page.locator(".classes .num").first.inner_text()) == pytest.approx(float(probability.max()), abs=1e-4)
+    rows = page.eval_on_selector_all(".tall tbody tr", "trs => trs.map(tr => [...tr.children].map(c => c.textContent))")
+    scores = whence.attribute(model, trace, "alti").values
+    assert [number(r[2]) for r in rows] == pytest.approx(scores.tolist(), abs=5.1e-4)
+    assert one.serious() == []
