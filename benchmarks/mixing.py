@@ -28,6 +28,8 @@ import whence.mixing.hidden_token_attribution as hta_module
 from whence.mixing.contributions import contributions
 from whence.reading.trace import Layer, Trace
 
+KEPT = ("attention", "values", "outputs", "states")  # what ALTI and its kin read
+
 
 def seconds(function: Callable[[], Any], repeats: int = 3) -> float:
     """Processor time of the fastest of `repeats` runs."""
@@ -124,10 +126,9 @@ def compare_alti(model: whence.Model, lengths: list[int], repeats: int) -> None:
         inputs = inputs_of(n)
         with torch.no_grad():
             plain = seconds(lambda i=inputs: model.model(**i), repeats)
-        kept = ("attention", "values", "outputs", "states")
 
         def whole(i: Any = inputs) -> Trace:
-            trace = whence.trace(model, i, keep=kept)
+            trace = whence.trace(model, i, keep=KEPT)
             trace = trace if isinstance(trace, Trace) else trace[0]
             ours(trace)
             return trace
@@ -152,7 +153,7 @@ def backward_loop(model: whence.Model, n: int, sample: int) -> float:
     """Seconds for a backward pass from every number of every layer's output, from a sample of them in each layer."""
     embedded: list[Tensor] = []
 
-    def start(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor:
+    def start(_module: torch.nn.Module, _args: Any, output: Tensor) -> Tensor:
         embedded.append(output.detach().requires_grad_())
         return embedded[0]
 
@@ -225,9 +226,9 @@ def compare_zeroing(model: whence.Model, lengths: list[int]) -> None:
     print("\nValue zeroing, all layers, against one forward pass per token and layer (timed once, scaled)")
     print(f"{'n':>5} {'passes s':>9} {'whence s':>9} {'ratio':>6}")
     for n in lengths:
-        trace = traced(model, n)
+        trace, inputs = traced(model, n), inputs_of(n)
         with torch.no_grad():
-            one = seconds(lambda i=inputs_of(n): model.model(**i), 5)
+            one = seconds(lambda i=inputs: model.model(**i), 5)
         mine = seconds(lambda t=trace: contributions(t, "value-zeroing"), 1)
         passes = one * n * len(trace)
         print(f"{n:>5} {passes:>9.2f} {mine:>9.2f} {passes / mine:>5.1f}x", flush=True)

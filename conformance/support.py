@@ -9,6 +9,9 @@ import torch
 import transformers
 
 from conformance.sweep import Verdict
+from whence import embedded
+from whence.loading import load
+from whence.reading.doctor import doctor
 
 HEAD = """# Which models can be read
 
@@ -49,9 +52,34 @@ def write(path: Path, verdicts: Sequence[Verdict]) -> None:
         skipped=len(skipped),
     )
     text += "\n".join(lines)
-    text += "\n\n## Not built\n\n" + "\n".join(f"- {v.family.name}: {v.reason}" for v in skipped) + "\n"
+    text += "\n\n## Real weights\n\n" + REAL_HEAD + "\n".join(real_rows()) + "\n"
+    text += "\n## Not built\n\n" + "\n".join(f"- {v.family.name}: {v.reason}" for v in skipped) + "\n"
     path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
+
+
+REAL_HEAD = """Trained models, read as they are; the largest error over all layers of each check.
+
+| model | class | way in | wiring | (a) | (b) | (c) | (d) |
+|---|---|---|---|---|---|---|---|
+"""
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "models"
+
+
+def real_rows() -> list[str]:
+    """The embedded models, and those beside the project where there are any."""
+    places = [m.name for m in embedded.MODELS]
+    if SHARED.is_dir():
+        places += sorted(str(p) for p in SHARED.iterdir() if (p / "config.json").exists())
+    rows = []
+    for place in places:
+        model = load(place)
+        proof = doctor(model).proof
+        kinds = ", ".join(dict.fromkeys(s.wiring.kind for s in proof.sites if s.wiring is not None))
+        worst = [max((getattr(s, f"error_{c}") or 0.0) for s in proof.sites) for c in "abc"]
+        errors = " | ".join(f"{e:.1e}" for e in (*worst, proof.error_d))
+        rows.append(f"| {model.name} | {type(model.model).__name__} | {proof.way} | {kinds} | {errors} |")
+    return rows
 
 
 def _row(verdict: Verdict) -> str:

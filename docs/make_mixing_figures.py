@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -18,13 +19,17 @@ TEXT = "The bank raised its rates because inflation was high, and nobody complai
 METHODS = (
     "hidden-token-attribution", "rollout", "flow", "norms", "globenc", "alti", "value-zeroing", "decompx",
 )  # fmt: skip
-COLOURS = dict(zip(METHODS, ("black", "#9e9e9e", "#607d8b", "#1e88e5", "#7e57c2", "#d81b60", "#ef6c00", "#2e7d32"), strict=True))
+COLOURS = dict(
+    zip(METHODS, ("black", "#9e9e9e", "#607d8b", "#1e88e5", "#7e57c2", "#d81b60", "#ef6c00", "#2e7d32"), strict=True)
+)
 
 
 def mixtures(model: whence.Model) -> dict[str, Mixture]:
     """Each method's answer from the embeddings; GlobEnc, which is published without it, divided by its row sums."""
     trace = whence.trace(model, TEXT)
-    found: dict[str, Mixture] = {"hidden-token-attribution": whence.hidden_token_attribution(trace, "exact", progress=True)}
+    found: dict[str, Mixture] = {
+        "hidden-token-attribution": whence.hidden_token_attribution(trace, "exact", progress=True)
+    }
     for name in METHODS[1:]:
         mixed = whence.contributions(trace, name).rollout()
         if name == "globenc":
@@ -35,17 +40,21 @@ def mixtures(model: whence.Model) -> dict[str, Mixture]:
 
 
 def own_share(found: dict[str, Mixture], folder: Path) -> None:
+    """Median own-token share by layer, a line per method."""
     figure, axes = plt.subplots(figsize=(6.4, 3.8))
     for name, mixed in found.items():
         frame = mixed.own_share()
         wide = 2.4 if name == "hidden-token-attribution" else 1.4
-        axes.plot(frame["layer"], frame["median"], label=name, color=COLOURS[name], linewidth=wide, marker="o", markersize=3)
+        axes.plot(
+            frame["layer"], frame["median"], label=name, color=COLOURS[name], linewidth=wide, marker="o", markersize=3
+        )
     axes.set(xlabel="after layer", ylabel="share of a token's own input (median)", ylim=(0, 1))
     axes.legend(fontsize=8, frameon=False)
     _save(figure, folder / "mixing_own_share.svg")
 
 
 def rows(found: dict[str, Mixture], word: str, folder: Path) -> None:
+    """One hidden token's row by every method."""
     tokens = next(iter(found.values())).tokens
     at = list(tokens).index(word)
     table = torch.stack([mixed.values[-1, at].float() for mixed in found.values()])
@@ -59,6 +68,7 @@ def rows(found: dict[str, Mixture], word: str, folder: Path) -> None:
 
 
 def distances(found: dict[str, Mixture], folder: Path) -> None:
+    """Mean share by signed offset in the last layer."""
     figure, axes = plt.subplots(figsize=(6.4, 3.4))
     for name, mixed in found.items():
         frame = mixed.by_offset()
@@ -70,6 +80,7 @@ def distances(found: dict[str, Mixture], folder: Path) -> None:
 
 
 def local_global(model: whence.Model, folder: Path) -> None:
+    """Attention rows against head attributions, by layer, with the range over heads."""
     both = whence.local_vs_global(whence.trace(model, TEXT), mode="probes", probes=32).by_head()
     figure, axes = plt.subplots(figsize=(6.4, 3.0))
     for name, colour in (("pearson", "#1e88e5"), ("spearman", "#d81b60")):
@@ -84,17 +95,20 @@ def local_global(model: whence.Model, folder: Path) -> None:
 def table(found: dict[str, Mixture]) -> None:
     """The page's table: last layer."""
     reference = found["hidden-token-attribution"].values[-1].double()
-    print("| method | own share, first layer | own share, last layer | not their own largest, % | from special tokens | r with HTA |")
-    print("|---|---|---|---|---|---|")
+    heads = ("method", "own share, first layer", "own share, last layer", "not their own largest, %", "from special tokens")
+    lines = [f"| {' | '.join(heads)} | r with HTA |", "|---|---|---|---|---|---|"]
     for name, mixed in found.items():
         own, special = mixed.own_share(), mixed.special_mass()
         values = mixed.values[-1].double()
-        r = torch.stack([torch.corrcoef(torch.stack(pair))[0, 1] for pair in zip(values, reference, strict=True)]).mean()
+        r = torch.stack(
+            [torch.corrcoef(torch.stack(pair))[0, 1] for pair in zip(values, reference, strict=True)]
+        ).mean()
         first, last = own.iloc[0], own.iloc[-1]
-        print(
+        lines.append(
             f"| {name} | {first['median']:.2f} | {last['median']:.2f} | {last['not_largest']:.0f} | "
             f"{special.iloc[-1]['special']:.2f} | {float(r):.2f} |"
         )
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 def _save(figure: plt.Figure, path: Path) -> None:
@@ -104,6 +118,7 @@ def _save(figure: plt.Figure, path: Path) -> None:
 
 
 def main() -> None:
+    """Make everything."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "figures")
     options = parser.parse_args()

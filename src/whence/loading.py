@@ -263,7 +263,11 @@ def _companions(place: str, options: dict[str, Any]) -> tuple[Any, Any]:
                 found.append(auto.from_pretrained(place, **options))
         except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError):
             found.append(None)  # a model may come without; what needs it says so
-    return found[0], found[1] or found[2]
+    tokenizer = found[0]
+    # Without tokenizer files transformers makes up one that knows only special tokens: that is none.
+    if tokenizer is not None and len(tokenizer) <= len(tokenizer.all_special_tokens) + 1:
+        tokenizer = None
+    return tokenizer, found[1] or found[2]
 
 
 def _names() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.mixing._folding import _then
+from whence.mixing._folding import _keeping, _then
 from whence.reading.attach import accepted
 from whence.reading.proof import proof_of
 from whence.reading.replay import block_handles, touching
@@ -65,7 +65,7 @@ def backward(trace: Trace, rows: list[int] | None = None, layers: list[int] | No
     changes: dict[Any, Any] = {}
     for i, site in enumerate(sites):
         end = block_handles(site)[1]
-        changes[end] = _then(changes.get(end), lambda t, i=i: found.setdefault(i, t))
+        changes[end] = _then(changes.get(end), _keeping(found, i))
     start = block_handles(sites[0])[0]
     changes[start] = _then(changes.get(start), lambda t: x[None])
     with touching(model.model, changes):

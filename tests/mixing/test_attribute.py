@@ -22,7 +22,9 @@ IDS = torch.tensor([[5, 17, 33, 8, 42, 6]])
 @pytest.fixture(scope="module")
 def classifier() -> BertForSequenceClassification:
     torch.manual_seed(0)
-    config = BertConfig(vocab_size=60, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=40, num_labels=3)
+    config = BertConfig(
+        vocab_size=60, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=40, num_labels=3
+    )
     model = BertForSequenceClassification(config).eval()
     for parameter in model.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))
@@ -57,7 +59,9 @@ def test_other_rows(zoo: Zoo, minilm: whence.Model) -> None:
     headless = whence.attribute(minilm, "The bank raised its rates.")
     assert headless.provenance.settings["row"] == "mean"
     both = zoo("bart")
-    assert len(whence.attribute(both.model, both, "alti").tokens) == len(both.of("encoder").tokens) + len(both.of("decoder").tokens)
+    assert len(whence.attribute(both.model, both, "alti").tokens) == len(both.of("encoder").tokens) + len(
+        both.of("decoder").tokens
+    )
 
 
 def test_a_masked_model_needs_one_mask() -> None:
@@ -86,7 +90,7 @@ def test_alti_logit_adds_up_to_the_logit(zoo: Zoo) -> None:
 def test_alti_logit_refuses_what_is_not_a_sum(zoo: Zoo) -> None:
     with pytest.raises(InputError, match="reads decoders"):
         whence.contributions(zoo("bert"), "alti-logit")
-    with pytest.raises((WiringError, InputError), match="post-norm wired|not a linear map"):
+    with pytest.raises((WiringError, InputError), match=r"post-norm wired|not a linear map"):
         whence.contributions(zoo("openai-gpt"), "alti-logit")
     with pytest.raises(InputError, match="vocabulary has"):
         whence.contributions(zoo("llama"), "alti-logit", target=10**6)

@@ -57,7 +57,9 @@ def test_float32_at_full_length(minilm: whence.Model) -> None:
     wide = trace.select(layers=[2]).to(torch.float64)[2]
     exact = decompose(wide)
     rows = torch.tensor([0, 100, 511])
-    few = replace(exact, attention=exact.attention[:, rows], scale=exact.scale[rows], own=exact.own[rows], bias=exact.bias[rows])
+    few = replace(
+        exact, attention=exact.attention[:, rows], scale=exact.scale[rows], own=exact.own[rows], bias=exact.bias[rows]
+    )
     crossed = replace(few, state=exact.state[rows], crossed=True)
     slow = crossed.parts()
     slow[torch.arange(3), rows] += slow[:, -1]
@@ -69,7 +71,15 @@ def random_split(seed: int, n: int, heads: int, width: int, crossed: bool = Fals
     generator = torch.Generator().manual_seed(seed)
     make = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
     attention = torch.softmax(make(heads, n, n), dim=-1)
-    split = Decomposition(attention, make(heads, n, width), make(n, 1).exp(), make(n, width), make(n, width), make(n, width), crossed=crossed)
+    split = Decomposition(
+        attention,
+        make(heads, n, width),
+        make(n, 1).exp(),
+        make(n, width),
+        make(n, width),
+        make(n, width),
+        crossed=crossed,
+    )
     return replace(split, state=split.parts().sum(1) + split.bias)
 
 

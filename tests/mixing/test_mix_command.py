@@ -28,7 +28,9 @@ def test_a_table_per_layer(minilm_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_json_words_and_a_file(minilm_path: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "mix.safetensors"
-    code, out, _ = run(capsys, TEXT, "--method", "rollout", "--per-layer", "--words", "--json", "--save", str(path), "-l", "0,5")
+    code, out, _ = run(
+        capsys, TEXT, "--method", "rollout", "--per-layer", "--words", "--json", "--save", str(path), "-l", "0,5"
+    )
     data = json.loads(out)
     assert code == 0
     assert data["layers"] == [0, 5]
@@ -52,7 +54,9 @@ def test_hidden_token_attribution(minilm_path: Path, capsys: pytest.CaptureFixtu
         ((TEXT, "--method", "hidden-token-attribution", "--per-layer"), "leave --per-layer out"),
     ],
 )
-def test_mistakes(minilm_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str) -> None:
+def test_mistakes(
+    minilm_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
     code, out, err = run(capsys, *arguments)
     assert code == 2
     assert out == ""

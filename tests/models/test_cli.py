@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +54,21 @@ def test_train_says_what_is_missing(table: Path, tmp_path: Path, capsys: pytest.
     assert "--demo" in capsys.readouterr().err
     assert main(["train", "--demo", "--variant", "wide", "-o", str(tmp_path / "m"), *SMALL]) == 2
     assert "small-key" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_train_on_two_processes_shares_the_steps(table: Path, tmp_path: Path) -> None:
+    """What `accelerate launch` sets up on several accelerators, here on the processor: data-parallel, one folder."""
+    out = tmp_path / "model"
+    given = ["train", "--data", str(table), "--label", "who", "-o", str(out), "--batch-size", "16", *SMALL]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launch, "-m", "whence", *given], env=environment, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
+    assert metrics["steps"] == -(-metrics["train_texts"] // 32)
 
 
 def test_compare(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from whence.core.bounds import weight_bounds
 
 def go(page: Any, hash_: str) -> None:
     page.evaluate(f"location.hash = {hash_!r}")
-    page.wait_for_function("document.querySelector('[aria-busy]') === null")
+    page.wait_for_selector("[aria-busy]", state="detached")
     page.wait_for_timeout(120)
 
 
@@ -138,7 +138,7 @@ def test_hover_and_keyboard(watched: Any, saved: Any, traced: Any) -> None:
     page.keyboard.press("Enter")
     page.wait_for_selector(".view.head canvas")
     assert "layer=1" in page.url and "head=1" in page.url
-    page.wait_for_function("document.querySelector('[aria-busy]') === null")
+    page.wait_for_selector("[aria-busy]", state="detached")
     frame = page.locator("[data-map=raw]")
     box = frame.bounding_box()
     n = len(traced.tokens)
@@ -159,7 +159,7 @@ def test_hover_and_keyboard(watched: Any, saved: Any, traced: Any) -> None:
     page.keyboard.press("ArrowRight")
     assert f"query={q + 2}" in page.url
     page.keyboard.press("]")
-    page.wait_for_function("location.hash.includes('head=2')")
+    page.wait_for_url(re.compile("head=2"))
     page.keyboard.press("3")
     page.wait_for_selector(".view.provenance")
     page.go_back()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -145,6 +146,27 @@ def test_the_batch_size_changes_nothing(tiny: Any, corpus40: list[str], family: 
     tokens = one.report["test"]
     assert (one.values - many.values).abs().max() <= 2 / tokens  # float noise may turn a near-tie
     assert torch.equal(one.rate("naive", "l2"), many.rate("naive", "l2"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_dtype_changes_little(tiny: Any, corpus40: list[str], dtype: torch.dtype) -> None:
+    model = tiny("bert")
+    other = Model(copy.deepcopy(model.model).to(dtype), model.tokenizer)
+    options: dict[str, Any] = {"maps": ("naive", "ridge"), "parts": ("whole",)}
+    ours, theirs = (measure(m, corpus40, **options) for m in (model, other))
+    allowed = 0 if dtype == torch.float64 else 0.1
+    assert (ours.rate("naive", "l2") - theirs.rate("naive", "l2")).abs().max() <= allowed
+    assert (ours.rate("ridge", "cosine") - theirs.rate("ridge", "cosine")).abs().max() <= allowed + 2 / ours.report[
+        "test"
+    ]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_maps_are_trained_where_gradients_are_off(tiny: Any, corpus40: list[str], mode: Any) -> None:
+    options: dict[str, Any] = {"maps": ("linear", "mlp"), "parts": ("whole",), "layers": [2]}
+    with mode():
+        inside = measure(tiny("bert"), corpus40, **options)
+    assert torch.equal(inside.values, measure(tiny("bert"), corpus40, **options).values)
 
 
 def test_a_rerun_is_the_same_and_the_seed_matters(tiny: Any, corpus40: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,7 +74,7 @@ def command(
 
     Writes a folder that loads with transformers, metrics.json, and a model card that says what is unique and why.
     Stopped at any moment, the same command goes on from the last checkpoint and ends with the same weights. On several
-    processes: accelerate launch -m whence train …
+    processes: accelerate launch -m whence train … (without accelerators: torchrun --nproc_per_node 2 -m whence train …)
     """
     if demo == (data is not None):
         raise InputError("Give labelled texts with --data FILE, or --demo to see it work without any (not both).")
@@ -110,6 +111,8 @@ def command(
         _compare(train_set, test_set, out, settings, variants, seeds, as_json, quiet)
         return
     made = train(train_set, test_set, out=out, settings=settings, quiet=quiet, say=say)
+    if os.environ.get("RANK", "0") != "0":  # one process speaks for all
+        return
     if as_json:
         print_json(made.metrics | {"folder": str(out)})
         return

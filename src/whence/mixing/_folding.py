@@ -99,7 +99,8 @@ class Fold:
 
     def asked(self, tangent: Tensor) -> Tensor:
         """(n, c, d) → (n, c, head, d_v): the query's own part of δz, which `across` already holds for δo."""
-        return torch.bmm(tangent, self.query).unflatten(-1, (self.heads.shape[0], -1))
+        made: Tensor = torch.bmm(tangent, self.query).unflatten(-1, (self.heads.shape[0], -1))
+        return made
 
     @property
     def bytes(self) -> int:
@@ -155,6 +156,7 @@ def fold_read(layer: Layer, reading: Reading) -> Fold:
         query[at] = asked
         plain = layer.norm is None and layer.residual_scale is None
         across[at] = torch.baddbmm(tail if plain else torch.bmm(direct, tail), asked, outward[at])
+    assert layer.scale is not None
     queries = layer.queries * layer.scale
     return Fold(
         across,
@@ -239,8 +241,10 @@ class Runner:
     sites: tuple[Site, ...]
     layers: tuple[Layer, ...]
 
-    def _constant(self, site: int) -> Tensor:
-        return self.layers[site].block_input[None]
+    def _put(self, i: int, step: Tensor | None) -> Change:
+        """The block's input put back to what it was, with the direction added where there is one."""
+        constant = self.layers[i].block_input[None]
+        return lambda t: constant.to(t).expand_as(t) if step is None else constant.to(t) + step
 
     def through(self, tangents: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Directions (c, n, d) at the embeddings → (block outputs (c, n, d), head outputs (c, head, n, d_v)) by layer."""
@@ -250,7 +254,7 @@ class Runner:
             changes = self._watching(outputs)
             start = block_handles(self.sites[0])[0]
             changes[start] = _then(changes.get(start), lambda t: t + step)
-            tap = Tap(keep=lambda number: frozenset({"outputs"}))
+            tap = Tap(keep=lambda _: frozenset({"outputs"}))
             self._replay(len(step), changes, tap)
             calls = [tap.calls[site.number].output for site in self.sites]
             return [outputs[i] for i in range(len(self.sites))], calls
@@ -266,8 +270,8 @@ class Runner:
             changes = self._watching(outputs)
             for i, site in enumerate(self.sites):
                 start = block_handles(site)[0]
-                changes[start] = _then(changes.get(start), lambda t, i=i: self._constant(i).to(t) + step)
-            tap = Tap(edits=self._held(None), keep=lambda number: frozenset({"queries", "keys", "values"}))
+                changes[start] = _then(changes.get(start), self._put(i, step))
+            tap = Tap(edits=self._held(None), keep=lambda _: frozenset({"queries", "keys", "values"}))
             self._replay(len(step), changes, tap)
             calls = [tap.calls[site.number] for site in self.sites]
             parts = [(call.query, call.key, call.value) for call in calls]
@@ -284,8 +288,8 @@ class Runner:
             changes = self._watching(outputs)
             for i, site in enumerate(self.sites):
                 start = block_handles(site)[0]
-                changes[start] = _then(changes.get(start), lambda t, i=i: self._constant(i).to(t))
-            tap = Tap(edits=self._held(step), keep=lambda number: frozenset())
+                changes[start] = _then(changes.get(start), self._put(i, None))
+            tap = Tap(edits=self._held(step), keep=lambda _: frozenset())
             self._replay(len(step), changes, tap)
             return [outputs[i] for i in range(len(self.sites))]
 
@@ -299,7 +303,7 @@ class Runner:
         changes: dict[Handle, Change] = {}
         for i, site in enumerate(self.sites):
             end = block_handles(site)[1]
-            changes[end] = _then(changes.get(end), lambda t, i=i: outputs.setdefault(i, t))
+            changes[end] = _then(changes.get(end), _keeping(outputs, i))
         return changes
 
     def _held(self, step: Tensor | None) -> dict[int, list[Edit]]:
@@ -310,6 +314,11 @@ class Runner:
             return lambda z: constant.to(z).expand_as(z) if step is None else constant.to(z) + step
 
         return {site.number: [Edit(output=hold(i))] for i, site in enumerate(self.sites)}
+
+
+def _keeping(outputs: dict[int, Tensor], i: int) -> Change:
+    """Note the tensor down under `i`, the first time it comes by."""
+    return lambda tensor: outputs.setdefault(i, tensor)
 
 
 def _then(before: Change | None, after: Change) -> Change:

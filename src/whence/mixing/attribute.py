@@ -308,7 +308,7 @@ def _replaced(layer: nn.Module, embeddings: Tensor) -> Iterator[None]:
     """The word-embedding layer's first output (an encoder–decoder's source) replaced; positions are added after it."""
     calls = 0
 
-    def hook(module: nn.Module, args: Any, made: Any) -> Any:
+    def hook(_module: nn.Module, _args: Any, made: Any) -> Any:
         nonlocal calls
         calls += 1
         return embeddings if calls == 1 else made

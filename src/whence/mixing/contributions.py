@@ -109,13 +109,14 @@ def contributions(
     """
     from whence.mixing.methods import METHODS
 
-    name = method.strip().lower() if isinstance(method, str) else method
+    name = str(method).strip().lower()
     if name not in METHODS:
         raise InputError(f"method={method!r} is not one of {', '.join(METHODS)}.")
     function = METHODS[name]
     if isinstance(trace, Trace):
-        return _call(function, name, trace, options)
-    return [_call(function, name, one, options) for one in trace]
+        one: Contributions = _call(function, name, trace, options)
+        return one
+    return [_call(function, name, each, options) for each in trace]
 
 
 def _call(function: Any, name: str, trace: Trace, options: dict[str, Any]) -> Any:

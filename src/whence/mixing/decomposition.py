@@ -100,7 +100,10 @@ def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
             f"layer {layer.index}: its wiring is not proved ({layer.reason}), so its parts are not known."
         )
     dtype = working(layer.attention)
-    to = lambda t: t.detach().to(dtype)  # noqa: E731
+
+    def to(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(dtype)
+
     attention = to(layer.attention)
     if not crossed and attention.shape[1] != attention.shape[2]:
         raise InputError(

@@ -31,7 +31,7 @@ def decompx(
     trace: Trace, *, attention: str | None = None, model: Any = None, memory: str | float = "2GB"
 ) -> Contributions:
     """[layer, hidden, input embedding]: the length of each token's vector in each state, rows divided by their sums."""
-    if attention is None and len(trace.stacks) > 1 or trace.of(attention).name == "cross":
+    if (attention is None and len(trace.stacks) > 1) or trace.of(attention).name == "cross":
         raise InputError("decompx reads one stack of its own tokens: choose attention='encoder' (or 'decoder').")
     stack = trace.of(attention)
     if stack.layers[0].index != 0:

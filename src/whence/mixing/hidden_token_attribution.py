@@ -100,7 +100,7 @@ def hidden_token_attribution(
     n, width = stack.layers[0].block_input.shape
     if mode == "auto":
         mode = "exact" if n <= EXACT_LENGTH else "probes"
-    if mode == "probes" and not 2 <= probes:
+    if mode == "probes" and not probes >= 2:
         raise InputError(f"probes={probes} is too few for a standard error: give at least 2.")
     count = width if mode == "exact" else min(probes, width)
     budget = as_bytes(memory)
@@ -305,7 +305,8 @@ def _directions(width: int, count: int, generator: torch.Generator) -> Tensor:
     if count == width:
         return torch.eye(width, dtype=torch.float64)
     q, r = torch.linalg.qr(torch.randn(width, count, generator=generator, dtype=torch.float64))
-    return (q * torch.diagonal(r).sign()).T
+    rows: Tensor = (q * torch.diagonal(r).sign()).T
+    return rows
 
 
 def _columns(sweep: _Sweep, n: int, width: int, budget: int) -> int:

@@ -111,5 +111,5 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
     """Jensen–Shannon divergence along the last axis, in nats; rows are first divided by their sums."""
     p, q = (x / x.sum(-1, keepdim=True) for x in (p, q))
     m = (p + q) / 2
-    half = lambda x: (torch.special.xlogy(x, x) - torch.special.xlogy(x, m)).sum(-1)  # noqa: E731
-    return ((half(p) + half(q)) / 2).clamp(min=0)
+    halves = [(torch.special.xlogy(x, x) - torch.special.xlogy(x, m)).sum(-1) for x in (p, q)]
+    return torch.stack(halves).mean(0).clamp(min=0)

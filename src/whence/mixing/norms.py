@@ -22,7 +22,7 @@ def part_norms(split: Decomposition, *, residual: bool = True) -> Tensor:
     """
     weights, sources = split.key_first()
     factors = _gram_factor(sources).to(sources.dtype)  # (key, head, head)
-    lengths = torch.bmm(weights, factors).norm(dim=-1).T.contiguous()
+    lengths: Tensor = torch.bmm(weights, factors).norm(dim=-1).T.contiguous()
     if split.causal:
         lengths = lengths.tril_()
     if not residual:
@@ -38,6 +38,7 @@ def _gram_factor(sources: Tensor) -> Tensor:
     """(key, head, d) → (key, head, head) F with F Fᵀ = U Uᵀ."""
     wide = sources.to(torch.float64)
     gram = torch.bmm(wide, wide.transpose(1, 2))
+    factor: Tensor
     factor, info = torch.linalg.cholesky_ex(gram)
     failed = info != 0  # heads that give the same vector, or none at all
     if bool(failed.any()):

@@ -7,6 +7,7 @@ rows (an encoder–decoder's source before its target), a row's own column is co
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,10 +33,9 @@ def _matrices(result: Result) -> Iterator[tuple[dict[str, int], Tensor]]:
     leading = result.axes[:-2]
     values = result.values.detach().to(torch.float64).cpu()
     sizes = values.shape[:-2]
-    for place in torch.cartesian_prod(*(torch.arange(s) for s in sizes)).reshape(-1, len(sizes)) if sizes else [[]]:
-        at = [int(i) for i in place]
+    for at in product(*(range(size) for size in sizes)):
         names = {a: (result.layers if a == "layer" else result.heads)[i] for a, i in zip(leading, at, strict=True)}
-        yield names, values[tuple(at)]
+        yield names, values[at]
 
 
 def _columns(result: Result) -> Tokens:
@@ -99,6 +99,7 @@ def by_distance(result: Result) -> pd.DataFrame:
 
 
 def by_offset(result: Result) -> pd.DataFrame:
+    """Mean share from the token at each signed offset (input − hidden)."""
     rows = []
     for names, matrix in _matrices(result):
         shift = _shift(matrix)
@@ -111,6 +112,7 @@ def by_offset(result: Result) -> pd.DataFrame:
 
 
 def by_kind(result: Result) -> pd.DataFrame:
+    """Mean over hidden tokens of a type of the summed share from each type of input."""
     hidden_kinds, input_kinds = result.tokens.kinds(), _columns(result).kinds()
     rows = []
     for names, matrix in _matrices(result):
@@ -124,11 +126,13 @@ def by_kind(result: Result) -> pd.DataFrame:
 
 
 def special_mass(result: Result) -> pd.DataFrame:
+    """Mean share that comes from special tokens."""
     special = torch.tensor(_columns(result).special, dtype=torch.float64)
     return _frame([{**names, "special": float((matrix @ special).mean())} for names, matrix in _matrices(result)])
 
 
 def entropy(result: Result) -> pd.DataFrame:
+    """Mean entropy of a row in nats, and relative to the largest that its support allows."""
     rows = []
     for names, matrix in _matrices(result):
         shares = matrix.clamp(min=0)
@@ -140,6 +144,7 @@ def entropy(result: Result) -> pd.DataFrame:
 
 
 def dominance(result: Result) -> pd.DataFrame:
+    """Mean and quartiles of a row's largest share, and the % of rows in which it is above one half."""
     rows = []
     for names, matrix in _matrices(result):
         largest = matrix.max(-1).values

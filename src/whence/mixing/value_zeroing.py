@@ -40,7 +40,8 @@ def value_zeroing(
     """
     if attention is None and len(trace.stacks) > 1:
         raise InputError(
-            f"value-zeroing reads one stack, and this trace has {', '.join(trace.stacks)}: choose attention='encoder' or 'decoder'."
+            f"value-zeroing reads one stack, and this trace has {', '.join(trace.stacks)}: choose attention='encoder' or "
+            "'decoder'."
         )
     stack = trace.of(attention)
     if stack.name == "cross":

@@ -54,7 +54,7 @@ export function css([r, g, b]) {
 export function ink([r, g, b]) {
   const linear = [r, g, b].map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
   const luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
-  return luminance > 0.19 ? "#14161a" : "#ffffff";
+  return luminance > 0.179 ? "#000000" : "#ffffff"; // the better of the two is never below 4.5 : 1
 }
 
 export function paint(element, share, curve) {

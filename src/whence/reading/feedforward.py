@@ -195,7 +195,7 @@ def _feedforward(tape: Tape, call: Call, found: Found, others: set[int], toleran
             if after is None or not last & {id(n) for n in (*closure(after[1]), *origins(after[1]))}:
                 continue
             norm = after[0]
-        made = _branch(tape, rest[0], state, same, residual_scale, norm, tolerance)
+        made = _branch(tape, rest[0], same, residual_scale, norm, tolerance)
         rebuilt = made(flat(state.value))
         error = deviation(flat(out.value), rebuilt)
         if error > tolerance:
@@ -207,7 +207,6 @@ def _feedforward(tape: Tape, call: Call, found: Found, others: set[int], toleran
 def _branch(
     tape: Tape,
     node: Node,
-    state: Node,
     same: set[int],
     residual_scale: Tensor | float | None,
     norm: Norm | None,
@@ -237,7 +236,7 @@ def _branch(
     else:
         raise Unread("the feed-forward branch does not end in a linear map")
     hidden = origins(second[0])[-1]
-    first, activation, gate, read = _first(tape, hidden)
+    first, activation, gate, read = _first(hidden)
     norm_in: Norm | None = None
     if not same & {id(n) for n in origins(read)}:
         normed = _norm_making(tape, read, tolerance)
@@ -253,12 +252,12 @@ def _linear(op: Op) -> tuple[Node, Linear] | None:
         if node.value.dim() < 2:
             continue
         found = as_linear(op, node, 1, node.value.shape[-1])
-        if found is not None and isinstance(node.tensor, Tensor) and not isinstance(node.tensor, nn.Parameter):
+        if found is not None and not isinstance(node.tensor, nn.Parameter):
             return node, Linear(found.weight[0], found.bias)
     return None
 
 
-def _first(tape: Tape, hidden: Node) -> tuple[Linear, Callable[[Tensor], Tensor], Linear | None, Node]:
+def _first(hidden: Node) -> tuple[Linear, Callable[[Tensor], Tensor], Linear | None, Node]:
     """From what the second linear map reads back to the first: the activation between them, and a gate."""
     op = hidden.producer
     tensors = [] if op is None else [n for n in op.inputs if n.value.shape == hidden.value.shape]
@@ -360,7 +359,8 @@ def _elementwise(start: Node, end: Node) -> Callable[[Tensor], Tensor]:
                     known[id(node)] = op.func(*_put(op.args, op, value), **_put(op.kwargs, op, value))
             return known[id(node)]
 
-        return value(end)
+        made: Tensor = value(end)
+        return made
 
     return function
 
@@ -397,7 +397,7 @@ def _value_map(tape: Tape, value: Tensor, found: Found, tolerance: float) -> tup
     """values = n(r) · weight + bias, columns in the order (kv head, d_v)."""
     if found.residual is None:
         raise Unread("the block's input is not known")
-    read, linear = _map_of(tape, tape.node(value))
+    read, linear = _map_of(tape.node(value))
     same = {id(n) for n in (*origins(found.residual), *closure(found.residual))}
     norm: Norm | None = None
     if not same & {id(n) for n in origins(read)}:
@@ -424,7 +424,7 @@ def _plain_maps(
     for name, tensor in (("queries", call.query), ("keys", call.key)):
         if tensor is None:
             raise Unread(f"the {name} are not known")
-        _, linear = _map_of(tape, tape.node(tensor))
+        _, linear = _map_of(tape.node(tensor))
         error = deviation(_by_token(tensor), linear(read))
         if error > tolerance:
             raise Unread(f"rebuilding the {name} from the block's input misses them by {error:.1e}")
@@ -437,7 +437,7 @@ def _by_token(heads: Tensor) -> Tensor:
     return flat(heads.transpose(1, 2).flatten(2))
 
 
-def _map_of(tape: Tape, node: Node) -> tuple[Node, Linear]:
+def _map_of(node: Node) -> tuple[Node, Linear]:
     """The linear map whose output, reshaped or cut, these heads are: by the numbers in its columns."""
     wanted = _by_token(node.value)
     current: Node | None = node

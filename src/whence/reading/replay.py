@@ -53,11 +53,11 @@ def touching(model: nn.Module, changes: Mapping[Handle, Change]) -> Iterator[Non
                     things = _with(things, handle.path, changes[handle](follow(things, handle.path)))
             return things
 
-        def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        def before(_module: nn.Module, args: Any, kwargs: Any) -> Any:
             args, kwargs = put("in", [args, kwargs])
             return tuple(args), kwargs
 
-        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
             nonlocal calls
             output = put("out", output)
             calls += 1
@@ -105,7 +105,7 @@ def replay(
     """One forward pass with `changes` in place; the model's output."""
     inputs = accepted(model.model, on_device(model, batch))
     inputs.pop("output_hidden_states", None)
-    tap = tap if tap is not None else Tap(edits=edits or {}, keep=lambda number: frozenset())
+    tap = tap if tap is not None else Tap(edits=edits or {}, keep=lambda _: frozenset())
     with ExitStack() as stack:
         stack.enter_context(attached(model.model, proof.way, tap, size))
         stack.enter_context(touching(model.model, changes))

@@ -64,6 +64,8 @@ def mean_distance(g: Affine | Perceptron, states: Tensor, embeddings: Tensor, di
     return total / len(states)
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def train(
     kind: str,
     pairs: tuple[Tensor, Tensor],
