@@ -4,6 +4,7 @@
 #   make demo         what whence finds in a text, with a real trained model and no hub
 #   make test         the test suite                make lint         ruff, formatting, mypy --strict
 #   make bench        the benchmarks                make studies      the studies of docs/
+#   make docs         the documentation as a site    make figures      its pictures, made again
 #   make conformance  every model family that transformers knows, read and proved
 #   make clean        remove the virtual environment and the caches
 #
@@ -23,7 +24,7 @@ roads to the village had been closed since noon and nobody knew when they would 
 tea, sat down by the window, and waited for the snow to stop falling on the silent hills.
 
 .DEFAULT_GOAL := help
-.PHONY: help venv setup demo test lint bench studies conformance clean
+.PHONY: help venv setup demo docs figures test lint bench studies conformance clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -41,6 +42,10 @@ $(STAMPS)/dev: pyproject.toml constraints.txt | venv
 	$(INSTALL) -e '.[dev]'
 	@mkdir -p $(@D) && touch $@ $(STAMPS)/base
 
+$(STAMPS)/docs: pyproject.toml constraints.txt | venv
+	$(INSTALL) -e '.[docs]'
+	@mkdir -p $(@D) && touch $@ $(STAMPS)/base
+
 $(STAMPS)/studies: pyproject.toml constraints.txt | venv
 	$(INSTALL) -e '.[dev,train,explain]'
 	@mkdir -p $(@D) && touch $@ $(STAMPS)/dev $(STAMPS)/base
@@ -56,8 +61,17 @@ demo: $(STAMPS)/base
 
 # Without the models their tests are skipped, and pytest says so.
 test: $(STAMPS)/dev
+	@scripts/system-packages browser || echo "Going on without a browser: the tests of the page will be skipped." >&2
 	@$(BIN)/whence get minilm smollm2 >/dev/null || echo "Going on without the embedded models." >&2
 	$(BIN)/python -m pytest -n auto
+
+docs: $(STAMPS)/docs
+	$(BIN)/python -m mkdocs build --strict --site-dir site
+
+# Every picture of the documentation, made again.
+figures: $(STAMPS)/docs $(STAMPS)/dev
+	@$(BIN)/whence get minilm >/dev/null
+	@set -e; for file in docs/make_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 lint: $(STAMPS)/dev
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ One thread; seconds are processor time, the smaller of the repeats.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import subprocess
 import sys
 import time
@@ -97,6 +98,7 @@ def child(what: str, n: int) -> None:
     model = whence.load()
     trace = traced(model, n)
     ours(traced(model, 16))  # libraries and buffers that any first call brings
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # so that nothing is served from memory that the trace has left behind
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
     before = _status("VmRSS")
     textbook(trace) if what == "textbook" else ours(trace)
@@ -134,9 +136,10 @@ def compare_alti(model: whence.Model, lengths: list[int], repeats: int) -> None:
             return trace
 
         def more(i: Any = inputs) -> None:
-            trace = whole(i)
-            contributions(trace, "norms").rollout()
-            contributions(trace, "globenc").rollout()
+            trace = whence.trace(model, i, keep=KEPT)
+            trace = trace if isinstance(trace, Trace) else trace[0]
+            for mixed in contributions(trace, ["alti", "norms", "globenc"]).values():
+                mixed.rollout()
 
         more()
         alti, every = seconds(whole, repeats), seconds(more, repeats)
@@ -203,9 +206,9 @@ def fallback(trace: Trace, tokens: int) -> float:
 
 def compare_hta(model: whence.Model, lengths: list[int], sample: int) -> None:
     print(
-        f"\nHidden token attribution, all layers; the backward loop from {sample} outputs per layer, scaled; the fallback from 1"
+        f"\nHidden token attribution, all layers; the backward loop from {sample} outputs per layer, scaled; the fallback from"
     )
-    print("input token, scaled")
+    print("one input token, scaled")
     print(
         f"{'n':>5} {'backward s':>11} {'exact s':>8} {'ratio':>6} {'fallback s':>11} {'ratio':>6} {'16 probes s':>12} {'ratio':>6}"
     )

@@ -48,7 +48,7 @@ def product_share(width: int) -> float:
     total = products = 0.0
     for kind in ("linear", "mlp"):
         with profile(activities=[ProfilerActivity.CPU]) as seen:
-            train(kind, (x, y), (x[:1024], y[:1024]), "cosine", start, found, Training(epochs=3), 0)
+            train(kind, (x, y), (x[:1024], y[:1024]), "cosine", start, 1e-3, found, Training(epochs=3), 0)
         events = seen.key_averages()
         total += sum(e.self_cpu_time_total for e in events)
         products += sum(e.self_cpu_time_total for e in events if e.key in PRODUCTS)

@@ -143,6 +143,12 @@ class Result:
             extra=extra,
         )
 
+    def plot(self, *, layer: int | None = None, head: int | None = None, ax: Any = None) -> Any:
+        """A figure for a paper (matplotlib); returns the Axes. See `whence.plotting.plot_result`."""
+        from whence.plotting import plot_result
+
+        return plot_result(self, layer=layer, head=head, ax=ax)
+
     def _repr_html_(self) -> str:
         sizes = " × ".join(f"{n} {axis}" for axis, n in zip(self.axes, self.values.shape, strict=True))
         rows = self.to_frame().head(8).to_html(index=False, float_format=lambda v: f"{v:.4f}", escape=True)

@@ -8,8 +8,8 @@ import pytest
 
 from whence.errors import InputError
 from whence.models.data import Labelled, read_labelled
+from whence.models.training.batches import split
 from whence.models.training.demo import demo_data
-from whence.models.training.fit import split
 
 
 def write(folder: Path, name: str, content: str) -> Path:

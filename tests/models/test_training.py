@@ -20,9 +20,10 @@ import whence
 from whence.errors import InputError, ModelError, WhenceError
 from whence.models.data import Labelled
 from whence.models.training import trainer as training
+from whence.models.training.batches import encode
 from whence.models.training.compare import Comparison, compare, paired
 from whence.models.training.demo import demo_data
-from whence.models.training.fit import Settings, build, encode, train
+from whence.models.training.fit import Settings, build, train
 from whence.models.training.variants import VARIANTS, overrides
 from whence.models.training.vocabulary import tokenizer_of, train_tokenizer
 

@@ -25,7 +25,8 @@ TEXT = (
 def browser() -> Iterator[Any]:
     """A headless Chromium; without one, or without Playwright, these tests are skipped."""
     playwright = pytest.importorskip("playwright.sync_api", reason="the tests of the page need: pip install playwright")
-    found = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     if found is None:
         pytest.skip("there is no Chromium on this machine: scripts/system-packages browser installs one")
     with playwright.sync_playwright() as driver:
@@ -80,7 +81,11 @@ def watched(browser: Any) -> Iterator[Any]:
         errors, requests = one.errors, one.requests
         one.context.close()
         assert errors == []
-        outside = [r for r in requests if not r.startswith(("file:", "data:", "blob:", "about:", "http://localhost:", "http://127.0.0.1:"))]
+        outside = [
+            r
+            for r in requests
+            if not r.startswith(("file:", "data:", "blob:", "about:", "http://localhost:", "http://127.0.0.1:"))
+        ]
         assert outside == []
 
 

@@ -50,7 +50,7 @@ def test_row_weights_and_bounds_are_those_of_python(watched: Any, saved: Any, tr
     bounds = weight_bounds(traced[layer].attention, traced[layer].values)
     rows = page.eval_on_selector_all(
         ".view.head .card:nth-of-type(2) table.bars tbody tr",
-        "trs => trs.map(tr => [Number(tr.dataset.key), tr.querySelector('.weight').textContent, tr.querySelector('.interval').textContent])",
+        "trs => trs.map(tr => [Number(tr.dataset.key), ...['.weight', '.interval'].map(c => tr.querySelector(c).textContent)])",
     )
     assert len(rows) >= 16
     assert [r[0] for r in rows][:3] == attention.topk(3).indices.tolist()
@@ -70,7 +70,8 @@ def test_listed_rows_have_exact_intervals(watched: Any, saved: Any, traced: Any)
     exact = whence.certify(traced, listed["layer"], listed["head"], listed["query"], top=5)
     shown = page.eval_on_selector_all(
         ".view.head .card:nth-of-type(2) table.bars tbody tr",
-        "trs => trs.filter(tr => tr.querySelector('.bar-picture.exact')).map(tr => [Number(tr.dataset.key), tr.querySelector('.interval').textContent])",
+        "trs => trs.filter(tr => tr.querySelector('.bar-picture.exact'))"
+        ".map(tr => [Number(tr.dataset.key), tr.querySelector('.interval').textContent])",
     )
     assert {key for key, _ in shown} == set(exact.keys.tolist())
     where = {int(k): i for i, k in enumerate(exact.keys)}
@@ -137,7 +138,8 @@ def test_hover_and_keyboard(watched: Any, saved: Any, traced: Any) -> None:
     assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Layer 1 head 1:")
     page.keyboard.press("Enter")
     page.wait_for_selector(".view.head canvas")
-    assert "layer=1" in page.url and "head=1" in page.url
+    assert "layer=1" in page.url
+    assert "head=1" in page.url
     page.wait_for_selector("[aria-busy]", state="detached")
     frame = page.locator("[data-map=raw]")
     box = frame.bounding_box()
@@ -146,7 +148,8 @@ def test_hover_and_keyboard(watched: Any, saved: Any, traced: Any) -> None:
     page.mouse.move(box["x"] + (k + 0.5) / n * box["width"], box["y"] + (q + 0.5) / n * box["height"])
     page.wait_for_timeout(100)
     said = page.inner_text(".readout")
-    assert f"({q})" in said and f"({k})" in said
+    assert f"({q})" in said
+    assert f"({k})" in said
     raw = number(re.search(r"raw (?:≈ )?([\d.]+)", said).group(1))  # type: ignore[union-attr]
     assert raw == pytest.approx(float(traced[1].attention[1, q, k]), abs=4e-3)
     frame.focus()

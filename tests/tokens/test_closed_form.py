@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from whence.tokens import closed_form
-from whence.tokens.closed_form import moments, procrustes, ridge
+from whence.tokens.closed_form import moments, procrustes, ridge, whitening
 
 
 def data(n: int = 200, d: int = 6, k: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,5 +53,16 @@ def test_procrustes_beats_every_other_rotation() -> None:
 def test_a_constant_coordinate_is_harmless() -> None:
     x, y = data()
     x[:, 2] = 4.0
+    moved = x.clone()
+    moved[:, 2] = 4.5  # what was constant in training is something else in another layer
     for found in (*ridge(moments(x, y), (1e-3,)), procrustes(moments(x, y[:, :4]))):
         assert torch.isfinite(found(x)).all()
+        assert (found(moved) - found(x)).abs().max() < 1e-2 * found(x).std()
+
+
+def test_whitening() -> None:
+    found = moments(*data())
+    basis, back = whitening(found, 0.0)
+    assert torch.allclose(basis.T @ found.covariance @ basis, torch.eye(6).double(), atol=1e-8)
+    basis, back = whitening(found, 0.1)
+    assert torch.allclose(basis @ back, torch.eye(6).double(), atol=1e-8)

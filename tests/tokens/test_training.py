@@ -24,7 +24,7 @@ def fitted(kind: str, distance: str, seed: int = 0, **settings: float) -> tuple[
     fit, held = problem()
     found = moments(*fit)
     start = ridge(found, (1e-3,))[0]
-    made = train(kind, fit, held, distance, start, found, Training(**settings), seed)  # type: ignore[arg-type]
+    made = train(kind, fit, held, distance, start, 1e-3, found, Training(**settings), seed)  # type: ignore[arg-type]
     return made, mean_distance(start, *held, distance)
 
 
@@ -64,7 +64,7 @@ def test_a_loss_that_is_no_number_is_divergence() -> None:
     found = moments(*fit)
     start = ridge(found, (1e-3,))[0]
     fit[1][5, 0] = math.inf
-    made = train("linear", fit, held, "l2", start, found, Training(), 0)
+    made = train("linear", fit, held, "l2", start, 1e-3, found, Training(), 0)
     assert made.map is None
     assert "not finite" in str(made.diverged)
 
@@ -74,7 +74,7 @@ def test_it_stops_early() -> None:
     noise = torch.randn(2400, 8, generator=torch.Generator().manual_seed(3))  # nothing to learn from
     held = (torch.randn(600, 8, generator=torch.Generator().manual_seed(4)), torch.randn(600, 8))
     found = moments(fit[0], noise)
-    made = train("mlp", (fit[0], noise), held, "l2", ridge(found, (1.0,))[0], found, Training(epochs=50), 0)
+    made = train("mlp", (fit[0], noise), held, "l2", ridge(found, (1.0,))[0], 1.0, found, Training(epochs=50), 0)
     assert made.epochs < 50
 
 

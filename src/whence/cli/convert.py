@@ -32,6 +32,12 @@ def command(
     max_length: Annotated[
         int | None, typer.Option("--max-length", help="Longest text; else the model's own maximum.")
     ] = None,
+    start: Annotated[
+        str | None, typer.Option("--start", help="An earlier conversion of the same model to go on from.")
+    ] = None,
+    embedding_weight: Annotated[
+        float, typer.Option("--embedding-weight", help="How much the embedding of a text counts beside its states.")
+    ] = 1.0,
     seed: Annotated[int, typer.Option("--seed", help="Decides the texts of every step.")] = 0,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -46,8 +52,10 @@ def command(
     import random
 
     from whence.loading import load
-    from whence.models.conversion.convert import fidelity_table, refuse_unfit, tie_keys
+    from whence.models.conversion.convert import tie_keys
     from whence.models.conversion.probes import Probe
+    from whence.models.conversion.refusal import refuse_unfit
+    from whence.models.conversion.result import fidelity_table
     from whence.models.data import read_labelled
     from whence.texts import read_texts
 
@@ -72,6 +80,8 @@ def command(
         learning_rate=learning_rate,
         tokens=tokens,
         max_length=max_length,
+        start=start,
+        embedding_weight=embedding_weight,
         seed=seed,
         checkpoint=checkpoint,
         progress=None if quiet else _progress(steps),

@@ -24,15 +24,17 @@ def closeness(split: Decomposition, distance: str = "l1") -> Tensor:
     For L1 the identity |y − t| = 2 max(y, t) − y − t leaves one pass over the block, and its last two terms are
     linear, so that they cost nothing.
     """
-    weights, sources = split.key_first()
+    weights, sources = split.weights_by_key, split.sources_by_key
     state, width = split.state, split.state.shape[1]
+    # max(s t, y) = s max(t, y / s) for s > 0: the norm's scale is applied to the sums, not to every part.
+    scaled = state if split.scale is None else state / split.scale
     n_key, n_query, _ = weights.shape
     out = state.new_zeros(n_key, n_query)
     rows = min(n_query, 128)
     keys = max(1, min(n_key, _BLOCK // (rows * width)))
     buffer = state.new_empty(keys * rows * width)
     for first in range(0, n_query, rows):
-        y = state[first : first + rows]
+        y = scaled[first : first + rows]
         last = first + y.shape[0]
         # Under a causal mask no query of this block sees a key past its last one.
         for key in range(0, min(last, n_key) if split.causal else n_key, keys):
@@ -46,9 +48,11 @@ def closeness(split: Decomposition, distance: str = "l1") -> Tensor:
                 torch.sum(part.sub_(y).square_(), dim=-1, out=out[key : key + keys, first:last])
     if distance == "l1":
         linear = torch.bmm(weights, sources.sum(-1, keepdim=True))[..., 0]  # (key, query): Σ_d T
-        closer = (state.abs() + state).sum(-1) + linear - 2 * out
+        closer = (scaled.abs() + scaled).sum(-1) + linear - 2 * out
     else:
-        closer = state.norm(dim=-1) - out.sqrt_()
+        closer = scaled.norm(dim=-1) - out.sqrt_()
+    if split.scale is not None:
+        closer = closer * split.scale[:, 0]
     closer = closer.T.contiguous()
     if split.causal:
         closer = closer.tril_()  # what is not seen contributes exactly nothing

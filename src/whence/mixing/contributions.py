@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
+from whence.mixing.decomposition import sharing
 from whence.mixing.mixture import Mixture
 from whence.mixing.rollout import rollout
 from whence.reading.trace import Trace
@@ -77,10 +78,12 @@ class Contributions(Mixture):
 @overload
 def contributions(trace: Trace, method: str = ..., **options: Any) -> Contributions: ...
 @overload
+def contributions(trace: Trace, method: list[str] | tuple[str, ...], **options: Any) -> dict[str, Contributions]: ...
+@overload
 def contributions(trace: Sequence[Trace], method: str = ..., **options: Any) -> list[Contributions]: ...
 def contributions(
-    trace: Trace | Sequence[Trace], method: str = "alti", **options: Any
-) -> Contributions | list[Contributions]:
+    trace: Trace | Sequence[Trace], method: str | list[str] | tuple[str, ...] = "alti", **options: Any
+) -> Contributions | list[Contributions] | dict[str, Contributions]:
     """Which tokens each hidden token is made of, by `method`; `.rollout()` follows it back to the embeddings.
 
     method (options in brackets; each function in `whence.mixing.methods` says what it computes):
@@ -96,6 +99,8 @@ def contributions(
         "decompx"             vectors carried through every layer from the embeddings [memory]
         "alti-logit"          decoders: which inputs pushed a logit [target, position]; layers × heads × inputs
 
+    Several methods at once (a list of names) share the work on each layer and come back by name; several traces, in order.
+
     attention: "encoder" or "decoder" of an encoder–decoder; None: both together (ALTI+), where the method can.
     model: needed by the methods that run it again, where the trace came from a file.
 
@@ -109,7 +114,10 @@ def contributions(
     """
     from whence.mixing.methods import METHODS
 
-    name = str(method).strip().lower()
+    if isinstance(method, (list, tuple)):
+        with sharing():
+            return {name: contributions(trace, name, **options) for name in method}  # type: ignore[misc, call-overload]
+    name = method.strip().lower()
     if name not in METHODS:
         raise InputError(f"method={method!r} is not one of {', '.join(METHODS)}.")
     function = METHODS[name]

@@ -15,7 +15,11 @@ b_i (output bias, norm bias) belongs to no token. (Ferrando et al., EMNLP 2022; 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -51,10 +55,19 @@ class Decomposition:
     def columns(self) -> int:
         return self.attention.shape[2] + int(self.crossed)
 
-    def key_first(self) -> tuple[Tensor, Tensor]:
-        """(key, query, head) weights with the scale in them, and (key, head, d) sources: one product per key."""
-        weights = self.attention if self.scale is None else self.attention * self.scale
-        return weights.permute(2, 1, 0).contiguous(), self.sources.permute(1, 0, 2).contiguous()
+    @cached_property
+    def weights_by_key(self) -> Tensor:
+        """(key, query, head): the attention laid out for one product per key, without the scale.
+
+        A transposed matrix and a view of it: many times faster than permuting three axes.
+        """
+        heads, queries, keys = self.attention.shape
+        return self.attention.reshape(heads, -1).T.contiguous().view(queries, keys, heads).transpose(0, 1)
+
+    @property
+    def sources_by_key(self) -> Tensor:
+        """(key, head, d)"""
+        return self.sources.transpose(0, 1)
 
     def diagonal(self) -> Tensor:
         """(query, d): T_ii, the token's own part: residual and attention to itself. Crossed: the residual alone."""
@@ -66,8 +79,8 @@ class Decomposition:
 
     def parts(self) -> Tensor:
         """(query, source, d): every T_ij. For short texts and tests: n² d numbers."""
-        weights, sources = self.key_first()
-        parts = torch.bmm(weights, sources).transpose(0, 1).contiguous()
+        parts = torch.bmm(self.weights_by_key, self.sources_by_key).transpose(0, 1).contiguous()
+        parts = parts if self.scale is None else parts * self.scale[:, None]
         if self.crossed:
             return torch.cat([parts, self.own[:, None]], dim=1)
         torch.diagonal(parts, dim1=0, dim2=1).copy_(self.diagonal().T)
@@ -78,12 +91,27 @@ class Decomposition:
         factor = norm.scale(before).reciprocal()
         scale = factor if self.scale is None else self.scale * factor
         own, bias = (norm.linear(x) * factor for x in (self.own, self.bias))
-        return replace(self, sources=norm.linear(self.sources), scale=scale, own=own, bias=bias, state=state)
+        new = replace(self, sources=norm.linear(self.sources), scale=scale, own=own, bias=bias, state=state)
+        new.__dict__["weights_by_key"] = self.weights_by_key  # the attention is the same
+        return new
 
 
 def working(tensor: Tensor) -> torch.dtype:
     """Half precision is worked on in float32; float32 and float64 as they are."""
     return tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
+
+
+_shared: ContextVar[dict[tuple[int, bool], tuple[Layer, Decomposition]] | None] = ContextVar("whence_split", default=None)
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """While the block runs, a layer is decomposed once, however many methods ask for it."""
+    token = _shared.set({})
+    try:
+        yield
+    finally:
+        _shared.reset(token)
 
 
 def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
@@ -95,6 +123,15 @@ def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
     >>> torch.allclose(split.parts().sum(1) + split.bias, layer.after_attention, atol=1e-5)
     True
     """
+    known = _shared.get()
+    if known is None:
+        return _decompose(layer, crossed)
+    if (id(layer), crossed) not in known:
+        known[id(layer), crossed] = (layer, _decompose(layer, crossed))  # the layer is held, so that its id stays its own
+    return known[id(layer), crossed][1]
+
+
+def _decompose(layer: Layer, crossed: bool) -> Decomposition:
     if layer.wiring is None:
         raise WiringError(
             f"layer {layer.index}: its wiring is not proved ({layer.reason}), so its parts are not known."

@@ -20,9 +20,9 @@ def part_norms(split: Decomposition, *, residual: bool = True) -> Tensor:
     For a key j, ‖Σ_h a_h U^h_j‖ = ‖R_j a‖ with R_jᵀR_j = U_j U_jᵀ (head × head). The factor is taken from a float64
     Gram matrix, and the norm from R_j a rather than from aᵀ(U_j U_jᵀ)a, which would lose half the digits.
     """
-    weights, sources = split.key_first()
-    factors = _gram_factor(sources).to(sources.dtype)  # (key, head, head)
-    lengths: Tensor = torch.bmm(weights, factors).norm(dim=-1).T.contiguous()
+    factors = _gram_factor(split.sources_by_key).to(split.sources.dtype)  # (key, head, head)
+    lengths: Tensor = torch.bmm(split.weights_by_key, factors).square_().sum(-1).sqrt_().T.contiguous()
+    lengths = lengths if split.scale is None else lengths * split.scale
     if split.causal:
         lengths = lengths.tril_()
     if not residual:

@@ -34,12 +34,13 @@ export function lineChart({ title, x, xLabel, yLabel, series, min = 0, max, digi
   series.forEach((s, k) => {
     const stroke = LINES[k % LINES.length];
     if (s.low && s.high) {
-      const edge = [...s.high.map((v, i) => `${px(i)},${py(v)}`), ...s.low.map((v, i) => `${px(i)},${py(v)}`).reverse()];
+      const side = (values) => values.map((v, i) => (v === null ? null : `${px(i)},${py(v)}`)).filter(Boolean);
+      const edge = [...side(s.high), ...side(s.low).reverse()];
       root.append(svg("polygon", { points: edge.join(" "), fill: stroke, opacity: 0.13 }));
     }
     const points = s.values.map((v, i) => (v === null ? null : [px(i), py(v)])).filter(Boolean);
     root.append(svg("polyline", { points: points.map((p) => p.join(",")).join(" "), fill: "none", stroke, "stroke-width": 2.2, "stroke-dasharray": DASHES[k % DASHES.length] }));
-    points.forEach(([cx, cy], i) => root.append(svg("circle", { cx, cy, r: 3, fill: stroke }, svg("title", {}, `${s.name}, ${xLabel} ${x[i]}: ${number(s.values[i], digits)}`))));
+    s.values.forEach((v, i) => { if (v !== null) root.append(svg("circle", { cx: px(i), cy: py(v), r: 3, fill: stroke }, svg("title", {}, `${s.name}, ${xLabel} ${x[i]}: ${number(v, digits)}`))); });
   });
   const key = h("ul", { class: "key" }, series.map((s, k) => h("li", {},
     svg("svg", { width: 34, height: 10, "aria-hidden": "true" }, svg("line", { x1: 0, x2: 34, y1: 5, y2: 5, stroke: LINES[k % LINES.length], "stroke-width": 2.5, "stroke-dasharray": DASHES[k % DASHES.length] })),

@@ -33,7 +33,8 @@ export function headGrid({ stack, quantity, about, chosen, onpick, onhover }) {
         onclick: () => onpick(layer, head),
         onpointerenter: () => onhover?.(layer, head),
         onfocus: () => onhover?.(layer, head),
-      }, wide ? short(value) : "");
+        "data-short": wide ? short(value) : undefined,
+      });
       if (chosen && chosen.layer === layer && chosen.head === head) { cell.classList.add("chosen"); cell.setAttribute("aria-selected", "true"); cell.tabIndex = 0; }
       cells.push(cell);
       return cell;

@@ -43,14 +43,18 @@ export function identityView(source) {
       }));
   }
   const curves = [];
-  if (identity.naive) curves.push({ name: "naive, cosine, this text", values: identity.naive.rate });
-  for (const c of identity.trained?.curves ?? []) curves.push({ name: `${c.map}, ${c.distance}`, values: c.rate, low: c.low, high: c.high });
+  const passed = [...new Set([...(identity.naive?.layers ?? []), ...(identity.trained?.layers ?? [])])].sort((a, b) => a - b);
+  const spread = (layers, values) => passed.map((l) => { const i = layers.indexOf(l); return i < 0 ? null : values[i]; });
+  if (identity.naive) curves.push({ name: "naive, cosine, this text", values: spread(identity.naive.layers, identity.naive.rate) });
+  for (const c of identity.trained?.curves ?? []) {
+    const on = (values) => spread(identity.trained.layers, values);
+    curves.push({ name: `${c.map}, ${c.distance}`, values: on(c.rate), low: on(c.low), high: on(c.high) });
+  }
   if (curves.length) {
-    const layers = identity.naive?.layers ?? identity.trained.layers;
     cards.push(chartCard("Can the token be found again?", "identifiability", identity.trained
       ? "How often the nearest input embedding is the token’s own, after a learned map of its hidden state; bands are bootstrap intervals. The line at the bottom is chance."
       : "How often the nearest input embedding of this text is the token’s own, without a learned map: a lower bound. Learned maps need a corpus (whence.token_identifiability).", {
-      x: layers, xLabel: "layer", yLabel: "rate", max: 1.03, chance: identity.naive?.chance ?? identity.trained?.chance, series: curves,
+      x: passed, xLabel: "layers passed", yLabel: "rate", max: 1.03, chance: identity.naive?.chance ?? identity.trained?.chance, series: curves,
     }));
   }
   const view = h("div", { class: "view identity" }, h("div", { class: "columns" }, cards));

@@ -77,7 +77,10 @@ def _head_block(
     detail: Detail,
 ) -> bytes:
     count = raw.shape[-1] if detail.rows is None else min(detail.rows, raw.shape[-1])
-    heaviest = raw if alternative is None else torch.maximum(raw, alternative)
+    heaviest = raw.clone()
+    if alternative is not None:  # the heaviest of the row itself come first, then those that either row has
+        sure = raw.topk(min(count // 2 + 1, raw.shape[-1]), dim=-1).indices
+        heaviest = torch.maximum(raw, alternative).scatter_add(-1, sure, torch.full_like(raw, 2.0).gather(-1, sure))
     keys = heaviest.masked_fill(~seen, -1.0).topk(count, dim=-1).indices
     keys = keys.gather(-1, raw.gather(-1, keys).argsort(dim=-1, descending=True, stable=True))
     shown = seen.gather(-1, keys)

@@ -114,7 +114,7 @@ def naive_identifiability(trace: Trace) -> dict[str, Any] | None:
     hit = own >= best - 1e-9
     rate = hit.to(torch.float64).mean(-1)
     return {
-        "layers": list(range(len(rate))),
+        "layers": list(range(1, len(rate) + 1)),
         "rate": [plain(v) for v in rate.tolist()],
         "chance": 1 / states.shape[1],
         "hits": [[int(v) for v in row] for row in hit.tolist()],

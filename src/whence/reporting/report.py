@@ -55,7 +55,7 @@ class Report:
     def _repr_html_(self) -> str:
         page = html.escape(self.to_html(), quote=True)
         return (
-            f'<iframe title="whence report" srcdoc="{page}" sandbox="allow-scripts allow-downloads allow-same-origin" '
+            f'<iframe title="whence report" srcdoc="{page}" sandbox="allow-scripts allow-downloads" '
             'style="width:100%;height:820px;border:1px solid #8884;border-radius:8px"></iframe>'
         )
 

@@ -12,6 +12,8 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from starlette.exceptions import HTTPException
+
 from whence.serving.limits import Limits
 
 log = logging.getLogger("whence.serving")
@@ -32,10 +34,6 @@ HEADERS = {
 }
 
 
-class _TooLarge(Exception):
-    """The body went over the limit while it was read."""
-
-
 class Guard:
     """ASGI middleware."""
 
@@ -43,6 +41,7 @@ class Guard:
         self.app = app
         self.hosts = hosts
         self.limits = limits
+        self._too_large = f"The request is larger than {limits.body} bytes."
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check, pass on, add the headers, write a line."""
@@ -67,7 +66,7 @@ class Guard:
             message = await receive()
             read += len(message.get("body", b""))
             if read > self.limits.body:
-                raise _TooLarge
+                raise HTTPException(413, self._too_large)
             return message
 
         refusal = self._refusal(scope)
@@ -76,9 +75,6 @@ class Guard:
                 await _answer(sending, *refusal)
             else:
                 await self.app(scope, receiving, sending)
-        except _TooLarge:
-            if "status" not in seen:
-                await _answer(sending, 413, f"The request is larger than {self.limits.body} bytes.")
         finally:
             log.info(
                 "request",
@@ -110,7 +106,7 @@ class Guard:
             return 415, "Send JSON, with the content type application/json."
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > self.limits.body:
-            return 413, f"The request is larger than {self.limits.body} bytes."
+            return 413, self._too_large
         return None
 
 

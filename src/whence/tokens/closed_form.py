@@ -12,6 +12,7 @@ One eigendecomposition of C serves every λ.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,7 +20,9 @@ from torch import Tensor
 from whence.tokens.maps import Affine
 
 ROWS = 8192  # read at a time
-FLOOR = 1e-6  # of the largest spread: a coordinate that never changes is left as it is, not divided by 0
+# Of the median spread. A coordinate that hardly varies in one layer may be anything in another: divided by its own
+# spread, it would swamp the map wherever else that is applied (three of MiniLM's last layer are constant).
+FLOOR = 1e-2
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,17 @@ class Moments:
     """What the closed forms need of the training pairs, in float64."""
 
     mean: Tensor  # [d] of the states
-    spread: Tensor  # [d] standard deviations of the states
+    spread: Tensor  # [d] standard deviations of the states, at least FLOOR of their median
     covariance: Tensor  # [d, d] of the standardised states, C
     target_mean: Tensor  # [d_x] of the embeddings
     target_spread: float  # root mean square length of the centred embeddings, per coordinate
     cross: Tensor  # [d, d_x] of standardised states and centred embeddings, D
+
+    @cached_property
+    def eigen(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues [d] and eigenvectors [d, d] of C."""
+        values, vectors = torch.linalg.eigh(self.covariance)
+        return values.clamp_min(0), vectors
 
 
 def moments(states: Tensor, embeddings: Tensor) -> Moments:
@@ -50,7 +59,7 @@ def moments(states: Tensor, embeddings: Tensor) -> Moments:
         cross.addmm_(x.T, y, alpha=1 / n)
         spread_y += float(y.square().mean(1).sum()) / n
     spread = covariance.diagonal().clamp_min(0).sqrt()
-    spread = spread.clamp_min(max(FLOOR * float(spread.max()), torch.finfo(torch.float32).tiny))
+    spread = spread.clamp_min(max(FLOOR * float(spread.median()), torch.finfo(torch.float32).tiny))
     covariance = covariance / spread[:, None] / spread[None, :]
     return Moments(mean, spread, covariance, target_mean, spread_y**0.5, cross / spread[:, None])
 
@@ -62,12 +71,23 @@ def ridge(found: Moments, penalties: tuple[float, ...]) -> list[Affine]:
     >>> (ridge(moments(x, x @ torch.ones(3, 2)), (1e-9,))[0](x) - x @ torch.ones(3, 2)).abs().max() < 1e-4
     tensor(True)
     """
-    values, vectors = torch.linalg.eigh(found.covariance)
+    values, vectors = found.eigen
     turned = vectors.T @ found.cross
     return [
-        Affine.of(found.mean, found.spread, vectors @ (turned / (values.clamp_min(0) + p)[:, None]), found.target_mean)
+        Affine.of(found.mean, found.spread, vectors @ (turned / (values + p)[:, None]), found.target_mean)
         for p in penalties
     ]
+
+
+def whitening(found: Moments, penalty: float) -> tuple[Tensor, Tensor]:
+    """B = U diag(λ_k + penalty)^(−½), [d, d], with C = U diag(λ) Uᵀ, and its inverse: zB has variance at most 1 each way.
+
+    A few positions of a decoder have states hundreds of times longer than the rest. They make up one or two directions;
+    in this basis they no longer drown the others.
+    """
+    values, vectors = found.eigen
+    root = (values + penalty).sqrt()
+    return vectors / root, (vectors * root).T
 
 
 def procrustes(found: Moments) -> Affine:

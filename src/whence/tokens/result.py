@@ -134,7 +134,7 @@ class TokenIdentifiability(Result):
 
         return breakdown(self, by)
 
-    def plot(self, *, part: str = "whole", target: int = 0, ax: Any = None) -> Any:
+    def plot(self, *, part: str = "whole", target: int = 0, ax: Any = None) -> Any:  # type: ignore[override]
         """Rates by layer with their intervals, and chance; returns the matplotlib Axes."""
         from whence.tokens.plots import plot_rates
 

@@ -334,9 +334,9 @@ class Measurement:
         fit, held, found, ridges = self._moments(states, target, part, None)
         for distance in self.distances:
             with self.clock("closed form"):
-                start = _best(ridges, held, distance)
+                start, penalty = self._best(ridges, held, distance)
             for name in learned:
-                g = self._fit(name, distance, place, target, part, fit, held, start, found)
+                g = self._fit(name, distance, place, target, part, fit, held, start, penalty, found)
                 if g is None:
                     continue
                 with self.clock("nearest"):
@@ -362,7 +362,7 @@ class Measurement:
 
     def _fit(
         self, name: str, distance: str, place: int, target: int, part: str, fit: tuple[Tensor, Tensor],
-        held: tuple[Tensor, Tensor], start: Affine, found: Moments,
+        held: tuple[Tensor, Tensor], start: Affine, penalty: float, found: Moments,
     ) -> Map | None:  # fmt: skip
         if name == "ridge":
             return start
@@ -372,12 +372,18 @@ class Measurement:
                 return None if part == "norm" else procrustes(found)
         key = [self.layers[place], target, PARTS.index(part), MAPS.index(name), DISTANCES.index(distance)]
         with self.clock("training"):
-            made = train(name, fit, held, distance, start, found, self.settings, _seed(self.seed, key))
+            made = train(name, fit, held, distance, start, penalty, found, self.settings, _seed(self.seed, key))
         self.epochs[self._at(target, part, name, distance, place)] = made.epochs
         if made.map is None:
             where = dict(zip(AXES, (target, part, name, distance, self.layers[place]), strict=True))
             self.diverged.append({**where, "reason": made.diverged})
         return made.map
+
+    def _best(self, ridges: list[Affine], held: tuple[Tensor, Tensor], distance: str) -> tuple[Affine, float]:
+        """The ridge map, and its penalty, that the validation sentences prefer."""
+        losses = [mean_distance(g, *held, distance) for g in ridges]
+        best = losses.index(min(losses))
+        return ridges[best], self.settings.penalties[best]
 
     def _check_by_shuffling(self, states: Tensor, test: Tensor, place: int) -> None:
         """The control: a ridge map for labels shuffled within each sequence, counted with the shuffled labels."""
@@ -385,7 +391,7 @@ class Measurement:
         _, held, _, ridges = self._moments(states, 0, "whole", label)
         for d, distance in enumerate(self.distances):
             with self.clock("closed form"):
-                g = _best(ridges, held, distance)
+                g, _ = self._best(ridges, held, distance)
             with self.clock("nearest"):
                 hits = self.data.hits(self.data.nearest(g(test), distance), 0, label)
             self.control[d, place] = (hits == HIT).double().mean()
@@ -454,11 +460,6 @@ class Measurement:
             extra=extra, targets=self.targets, parts=self.parts, maps=self.maps, distances=self.distances, pool=pool,
             report=report,
         )  # fmt: skip
-
-
-def _best(ridges: list[Affine], held: tuple[Tensor, Tensor], distance: str) -> Affine:
-    """The ridge map whose penalty the validation sentences prefer."""
-    return min(ridges, key=lambda g: mean_distance(g, *held, distance))
 
 
 def _seed(seed: int, key: Sequence[int]) -> int:

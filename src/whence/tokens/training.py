@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.tokens.closed_form import ROWS, Moments
+from whence.tokens.closed_form import ROWS, Moments, whitening
 from whence.tokens.maps import Affine, Perceptron
 from whence.tokens.nearest import distances
 
@@ -34,7 +34,16 @@ class Training:
     patience: int = 3  # epochs without a better validation loss, each with smaller steps, before it stops
     gain: float = 1e-3  # a validation loss is better when it is smaller by this share
     hidden: int | None = None  # width of the perceptron's hidden layer; None: that of the model
-    penalties: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the ridge; the validation chooses
+    penalties: tuple[float, ...] = (
+        1e-6,
+        1e-5,
+        1e-4,
+        1e-3,
+        1e-2,
+        1e-1,
+        1.0,
+        10.0,
+    )  # of the ridge; the validation chooses
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "batch", "epochs", "patience"):
@@ -72,11 +81,14 @@ def train(
     held_out: tuple[Tensor, Tensor],
     distance: str,
     start: Affine,
+    penalty: float,
     found: Moments,
     settings: Training,
     seed: int,
 ) -> Trained:
     """A "linear" or "mlp" map fitted to `pairs` (states (N, d), embeddings (N, d_x)), stopped by `held_out`.
+
+    `start` is the ridge map of that `penalty`; the steps are taken in its whitened basis, u = Bᵀ(e − μ)/σ.
 
     The best map by validation loss is kept, the start included. Divergence (a loss that is not finite, or a training
     loss above that of always answering the mean) is reported instead of a map.
@@ -85,11 +97,12 @@ def train(
     unit = found.target_spread or 1.0
     k, d = len(start.bias), pairs[0].shape[1]
     order = torch.randperm(len(pairs[0]), generator=generator)
-    # Standardised and shuffled once: an epoch then reads slices, from a random place on.
-    fit = _ready(pairs[0][order], pairs[1][order], start, unit, distance)
-    held = _ready(held_out[0], held_out[1], start, unit, distance)
+    basis, back = (t.float() for t in whitening(found, penalty))
+    # Whitened and shuffled once: an epoch then reads slices, from a random place on.
+    fit = _ready(pairs[0][order], pairs[1][order], start, basis, unit, distance)
+    held = _ready(held_out[0], held_out[1], start, basis, unit, distance)
     # The linear part and the way into the hidden layer are one matrix, so that one product serves both.
-    weight, bias, out = start.weight / unit, start.bias / unit, None
+    weight, bias, out = back @ start.weight / unit, start.bias / unit, None
     if kind == "mlp":
         width = settings.hidden or k
         into = torch.randn(d, width, generator=generator) / math.sqrt(d)
@@ -141,16 +154,18 @@ def train(
         for group in optimiser.param_groups:
             group["lr"] *= SLOWER
     w, b = best_weights[:2]
-    linear = Affine(start.mean, start.spread, (w[:, :k] * unit).contiguous(), b[:k] * unit)
+    linear = Affine(start.mean, start.spread, basis @ w[:, :k] * unit, b[:k] * unit)
     if kind == "linear":
         return Trained(linear, epoch, best)
-    return Trained(Perceptron(linear, w[:, k:].contiguous(), b[k:].clone(), best_weights[2] * unit), epoch, best)
+    return Trained(Perceptron(linear, basis @ w[:, k:], b[k:].clone(), best_weights[2] * unit), epoch, best)
 
 
-def _ready(states: Tensor, embeddings: Tensor, start: Affine, unit: float, distance: str) -> tuple[Tensor, Tensor]:
-    """Standardised states, and embeddings as the loss wants them: of length 1, or in units of their spread."""
+def _ready(
+    states: Tensor, embeddings: Tensor, start: Affine, basis: Tensor, unit: float, distance: str
+) -> tuple[Tensor, Tensor]:
+    """Whitened states, and embeddings as the loss wants them: of length 1, or in units of their spread."""
     y = torch.nn.functional.normalize(embeddings, dim=-1) if distance == "cosine" else embeddings / unit
-    return (states - start.mean) / start.spread, y
+    return (states - start.mean) / start.spread @ basis, y
 
 
 def _batches(z: Tensor, y: Tensor, begin: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:

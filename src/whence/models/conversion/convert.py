@@ -6,23 +6,23 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whence.errors import InputError, ModelError, WhenceError
+from whence.errors import InputError, ModelError
 from whence.loading import Model, as_model
 from whence.models.conversion import closed_form
 from whence.models.conversion.distillation import History, Schedule, distil
 from whence.models.conversion.fidelity import Fidelity, compare, groups, probe
 from whence.models.conversion.probes import Probe
-from whence.models.conversion.tied_key import Projections, fold, projections, tie
+from whence.models.conversion.refusal import refuse_unfit
+from whence.models.conversion.result import Converted
+from whence.models.conversion.tied_key import Projections, fold, projections, tie, unfold
 from whence.models.conversion.windows import Corpus, batch, tokenise
 from whence.models.statement import LayerFacts, Statement, facts_of, state
 from whence.provenance import Provenance
@@ -31,95 +31,6 @@ FITTING_TEXTS = 64  # windows for the closed form
 TIED = 1e-4  # a key is a function of the value if less than this of it lies outside span[V, 1], in float32
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Converted:
-    """A converted model with its proof: fidelity before (closed form) and after distillation, and the statement."""
-
-    model: Model
-    mixing: tuple[Tensor, ...]  # M of every attention module, (head, d_v, d_k)
-    before: Fidelity
-    after: Fidelity
-    statement: Statement
-    tied_residual: float  # measured on a text: the largest share of a key outside span[V, 1]
-    history: History
-    provenance: Provenance
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "provenance": self.provenance.to_dict(),
-            "settings": self.settings,
-            "before": self.before.to_dict(),
-            "after": self.after.to_dict(),
-            "tied_residual": self.tied_residual,
-            "steps": len(self.history.losses),
-            "cpu_seconds": self.history.cpu_seconds,
-            "final_loss": self.history.losses[-1] if self.history.losses else None,
-            "statement": self.statement.to_dict(),
-        }
-
-    def save(self, folder: str | Path) -> Path:
-        """Plain weights of the original's own class, tokenizer, fidelity.json and a model card."""
-        place = Path(folder).expanduser()
-        model: Any = self.model.model
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-            model.save_pretrained(place)
-            if self.model.tokenizer is not None:
-                self.model.tokenizer.save_pretrained(place)
-            (place / "fidelity.json").write_text(json.dumps(self.to_dict(), indent=2), encoding="utf-8")
-            (place / "README.md").write_text(self.card(), encoding="utf-8")
-        except OSError as problem:
-            raise WhenceError(
-                f"{str(place)!r} could not be written: {problem}. The model in memory is untouched."
-            ) from problem
-        return place
-
-    def card(self) -> str:
-        """The model card."""
-        lines = [
-            f"# {self.provenance.model}, keys tied to values",
-            "",
-            (
-                "Converted by `whence.tie_keys`: every key projection is the value projection times a matrix per head "
-                "(W_K = W_V·M, folded in), so the weights load with `from_pretrained` as the original's do."
-            ),
-            "",
-            "## What is unique",
-            "",
-            *(f"- {sentence}" for sentence in self.statement.sentences()),
-            f"- Measured on a text: at most {self.tied_residual:.1e} of a key lies outside span[V, 1].",
-            "",
-            "## Fidelity to the original, on held-out texts",
-            "",
-            fidelity_table(self.before, self.after),
-        ]
-        if self.after.probes:
-            lines += ["", "| probe | original | converted |", "|---|---|---|"]
-            lines += [f"| {name} | {100 * a:.1f} | {100 * b:.1f} |" for name, (a, b) in self.after.probes.items()]
-        lines += [
-            "",
-            f"Distilled for {len(self.history.losses)} steps, {self.history.cpu_seconds / 60:.1f} CPU minutes.",
-            "",
-        ]
-        return "\n".join(lines)
-
-
-def fidelity_table(before: Fidelity, after: Fidelity) -> str:
-    """Markdown: one line per length; in each cell the closed form, then the distilled model."""
-    rows = [
-        "| length | texts | embedding cosine | token cosine | neighbours kept | attention KL (nats) |",
-        "|---|---|---|---|---|---|",
-    ]
-    for b, a in zip(before.lengths, after.lengths, strict=True):
-        rows.append(
-            f"| {a.length} | {a.texts} | {b.embedding_cosine:.3f} → {a.embedding_cosine:.3f} | {b.state_cosine:.3f} → "
-            f"{a.state_cosine:.3f} | {100 * b.neighbours_kept:.0f} % → {100 * a.neighbours_kept:.0f} % | "
-            f"{b.attention_kl:.3f} → {a.attention_kl:.3f} |"
-        )
-    return "\n".join(rows)
 
 
 def tie_keys(
@@ -135,6 +46,8 @@ def tie_keys(
     lengths: Sequence[int] = (64, 128, 256, 512),
     texts_per_length: int = 200,
     seed: int = 0,
+    start: Any = None,
+    embedding_weight: float = 1.0,
     checkpoint: str | Path | None = None,
     progress: Callable[[int, float], None] | None = None,
     say: Say | None = None,
@@ -144,8 +57,9 @@ def tie_keys(
     Every key projection becomes K = V·M, M fitted per head in closed form to the attention logits on `texts`; then
     `steps` steps of distillation bring the hidden states back (`tokens` tokens in a batch, texts of all lengths up to
     `max_length`, the model's own maximum by default). `steps=0`: the closed form alone. `held_out`: texts to measure
-    fidelity on; None: a tenth of `texts` is set aside. `probes`: labelled data for linear probes. `checkpoint`: a
-    file from which a run that was stopped goes on.
+    fidelity on; None: a tenth of `texts` is set aside. `probes`: labelled data for linear probes. `start`: an earlier
+    conversion of the same model to go on from, in place of the closed form. `embedding_weight`: how much the embedding
+    of a whole text counts beside its hidden states. `checkpoint`: a file from which a run that was stopped goes on.
 
     Theorem 1: if col(K) ⊂ span[T, 1], the softmax row with a given head output is unique at every n.
 
@@ -169,13 +83,17 @@ def tie_keys(
     heads = int(config.num_attention_heads)
     student = copy.deepcopy(chosen.model).eval()
     places = projections(student, heads)
-    say("fitting M in closed form")
-    tie(places, fit(chosen, corpus, places, seed))
+    if start is None:
+        say("fitting M in closed form")
+        tie(places, fit(chosen, corpus, places, seed))
+    else:
+        _copy_weights(as_model(start), student, chosen.name)
+        tie(places, unfold(places))
     made = groups(measured, [n for n in lengths if n <= limit], texts_per_length, seed)
     before = Fidelity(compare(chosen.model, student, measured, made))
     _choose_trainable(student, places)
     say(f"distilling for {steps} steps")
-    schedule = Schedule(steps, learning_rate, tokens, seed=seed)
+    schedule = Schedule(steps, learning_rate, tokens, seed=seed, embedding_weight=embedding_weight)
     where = None if checkpoint is None else Path(checkpoint)
     history = (
         distil(student, chosen.model, corpus, schedule, checkpoint=where, progress=progress) if steps else History()
@@ -184,7 +102,8 @@ def tie_keys(
     mixing = tuple(fold(places))
     settings = {
         "steps": steps, "learning_rate": learning_rate, "tokens": tokens, "max_length": limit, "seed": seed,
-        "texts": len(fitting), "held_out": len(kept),
+        "texts": len(fitting), "held_out": len(kept), "embedding_weight": embedding_weight,
+        "start": None if start is None else as_model(start).name,
     }  # fmt: skip
     student_config: Any = student.config
     student_config.update({"whence": {"keys": "tied", "converted_from": chosen.name}})
@@ -214,46 +133,7 @@ def tie_keys(
     )
 
 
-# -- what cannot be converted ----------------------------------------------------------------------------------------
-
-
-def refuse_unfit(model: Model) -> None:
-    """Refuse models for which tied keys would not give uniqueness, with the reason and what would be needed."""
-    config: Any = getattr(model.model, "config", None)
-    if config is None or not hasattr(config, "num_attention_heads"):
-        raise ModelError(
-            f"{model.name} has no transformers configuration with num_attention_heads: tie_keys cannot convert it."
-        )
-    kind = str(getattr(config, "position_embedding_type", ""))
-    rotary = (
-        getattr(config, "rope_parameters", None)
-        or getattr(config, "rope_theta", None)
-        or kind.startswith(("rope", "rotary"))
-        or any("rotary" in type(m).__name__.lower() for m in model.model.modules())
-    )
-    if rotary:
-        raise ModelError(
-            f"{model.name} turns its keys by position (RoPE) and not its values: K_j = R_j·V_j·M is a different map "
-            "at every "
-            "position, so col(K) leaves span[T, 1] and Theorem 1 does not hold; tying its keys would not make its "
-            "attention "
-            "unique. What would be needed: positions that are added to the embeddings or to the scores (learned, "
-            "ALiBi, T5 "
-            "bias) in place of the rotation, and training anew."
-        )
-    if kind.startswith("relative_key"):
-        raise ModelError(
-            f"{model.name} adds position terms to its scores that depend on the query ({kind}); Theorem 1 needs a "
-            "bias that does not."
-        )
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{model.name} is an encoder–decoder; tie_keys converts encoders of the BERT family.")
-    if getattr(config, "is_decoder", False) or type(model.model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
-        raise ModelError(
-            f"{model.name} is a decoder; tie_keys converts encoders of the BERT family. A decoder without RoPE "
-            "would need the "
-            "closed form and the distillation with its causal mask."
-        )
+# -- settings and texts -----------------------------------------------------------------------------------------------
 
 
 def _limit(model: Model, wanted: int | None) -> int:
@@ -263,6 +143,14 @@ def _limit(model: Model, wanted: int | None) -> int:
     if wanted is not None and own is not None and wanted > own:
         raise InputError(f"max_length={wanted}, but {model.name} has positions for {own} tokens.")
     return wanted or own or 512
+
+
+def _copy_weights(start: Model, into: nn.Module, name: str) -> None:
+    try:
+        into.load_state_dict(start.model.state_dict())
+    except RuntimeError as problem:
+        said = " ".join(str(problem).split())[:200]
+        raise InputError(f"start={start.name!r} is no conversion of {name!r}: {said}") from problem
 
 
 def _set_aside(texts: list[str], held_out: Sequence[str] | None, seed: int) -> tuple[list[str], list[str]]:

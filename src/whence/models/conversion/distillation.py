@@ -1,8 +1,9 @@
 """Distillation: bring a tied model's hidden states back to the original's, on texts of all lengths.
 
-    loss = Σ_l  Σ_i ‖e_i^l − ê_i^l‖² / Σ_i ‖e_i^l‖²   +   1 − cos(mean_i e_i^L, mean_i ê_i^L)
+    loss = Σ_l  Σ_i ‖e_i^l − ê_i^l‖² / Σ_i ‖e_i^l‖²   +   w · (1 − cos(mean_i e_i^L, mean_i ê_i^L))
 
-over the real tokens i of a batch; e of the original, ê of the tied model. No labels are used.
+over the real tokens i of a batch; e of the original, ê of the tied model, w the weight of the text embedding. No labels
+are used.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Schedule:
     warmup: float = 0.05
     seed: int = 0
     clip: float = 1.0
+    embedding_weight: float = 1.0  # w
 
     def rate(self, step: int) -> float:
         """The learning rate of a step."""
@@ -58,14 +60,14 @@ def states(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
     return found
 
 
-def loss_of(original: tuple[Tensor, ...], tied: tuple[Tensor, ...], mask: Tensor) -> Tensor:
+def loss_of(original: tuple[Tensor, ...], tied: tuple[Tensor, ...], mask: Tensor, weight: float = 1.0) -> Tensor:
     """The loss above, for one batch; `mask` (batch, n) is 1 at real tokens."""
     real = mask[..., None].to(original[0])
     total = original[0].new_zeros(())
     for ours, theirs in zip(tied, original, strict=True):
         total = total + ((ours - theirs).square() * real).sum() / (theirs.square() * real).sum()
     ours, theirs = pool(tied[-1], mask), pool(original[-1], mask)
-    return total + 1 - torch.cosine_similarity(ours, theirs, dim=-1).mean()
+    return total + weight * (1 - torch.cosine_similarity(ours, theirs, dim=-1).mean())
 
 
 def pool(final: Tensor, mask: Tensor) -> Tensor:
@@ -97,7 +99,7 @@ def distil(
         inputs = {k: t.to(device) for k, t in batch(corpus, schedule.tokens, schedule.seed, step).items()}
         with torch.no_grad():
             wanted = states(original, inputs)
-        loss = loss_of(wanted, states(tied, inputs), inputs["attention_mask"])
+        loss = loss_of(wanted, states(tied, inputs), inputs["attention_mask"], schedule.embedding_weight)
         value = float(loss.detach())
         if not math.isfinite(value):
             kept = f" The last good state is in {str(checkpoint)!r}." if checkpoint and checkpoint.exists() else ""

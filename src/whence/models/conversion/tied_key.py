@@ -148,3 +148,27 @@ def fold(places: list[Projections]) -> list[Tensor]:
         place.put(plain)
         matrices.append(key.mixing.detach().clone())
     return matrices
+
+
+@torch.no_grad()
+def unfold(places: list[Projections]) -> list[Tensor]:
+    """M of every key projection that is already a linear map of its values: the least squares W_V·M ≈ W_K, by head.
+
+    Raises `ModelError` where more than rounding is left over.
+    """
+    matrices = []
+    for place in places:
+        key = place.key
+        assert isinstance(key, nn.Linear)
+        value = place.value.weight.double().unflatten(0, (place.heads, -1)).mT  # (head, d, d_v)
+        wanted = key.weight.double().unflatten(0, (place.heads, -1)).mT  # (head, d, d_k)
+        mixing = torch.linalg.lstsq(value, wanted, driver="gelsd").solution
+        left = torch.linalg.matrix_norm(wanted - value @ mixing) / torch.linalg.matrix_norm(wanted)
+        if float(left.max()) > 1e-4:
+            raise ModelError(
+                f"the keys of {place.path!r} are no function of its values ({float(left.max()):.1e} is left over): "
+                "start from a "
+                "model that tie_keys has made."
+            )
+        matrices.append(mixing)
+    return matrices

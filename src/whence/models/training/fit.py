@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from whence.errors import InputError
 from whence.files import write_atomically
@@ -23,6 +21,7 @@ from whence.loading import quietly
 from whence.models.configuration_identifiable import IdentifiableConfig
 from whence.models.data import Labelled
 from whence.models.modeling_identifiable import IdentifiableForSequenceClassification
+from whence.models.training.batches import Encoded, Pad, encode, split
 from whence.models.training.card import card
 from whence.models.training.variants import overrides
 from whence.models.training.vocabulary import tokenizer_of, train_tokenizer
@@ -66,35 +65,6 @@ class Trained:
     tokenizer: Any
     metrics: dict[str, Any]
     folder: Path
-
-
-class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
-    """Token ids and label numbers, one text at a time."""
-
-    def __init__(self, ids: list[list[int]], labels: list[int]) -> None:
-        self.ids, self.labels = ids, labels
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        return {"input_ids": self.ids[i], "labels": self.labels[i]}
-
-
-@dataclass(frozen=True)
-class Pad:
-    """Pads a batch to its longest text; the mask is 1 at real tokens."""
-
-    pad_id: int
-
-    def __call__(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        width = max(len(item["input_ids"]) for item in items)
-        rows = [item["input_ids"] for item in items]
-        return {
-            "input_ids": torch.tensor([row + [self.pad_id] * (width - len(row)) for row in rows]),
-            "attention_mask": torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows]),
-            "labels": torch.tensor([item["labels"] for item in items]),
-        }
 
 
 def train(
@@ -170,35 +140,6 @@ def train(
     return Trained(model, tokenizer, metrics, folder)
 
 
-def split(data: Labelled, share: float, seed: int) -> tuple[Labelled, Labelled]:
-    """Training and validation texts, labels in the same proportions; at least one text of every kind to train on."""
-    by_label: dict[str, list[int]] = {}
-    for i, label in enumerate(data.labels):
-        by_label.setdefault(label, []).append(i)
-    draw = random.Random(seed)
-    valid: list[int] = []
-    for label in sorted(by_label):
-        rows = by_label[label]
-        draw.shuffle(rows)
-        valid += rows[: min(round(share * len(rows)), len(rows) - 1)]
-    chosen = set(valid)
-    kept = [i for i in range(len(data)) if i not in chosen]
-    if not chosen:
-        raise InputError(f"{data.source} has too few texts ({len(data)}) to set some aside for validation: give more.")
-    pick = lambda rows, what: Labelled(  # noqa: E731
-        tuple(data.texts[i] for i in rows), tuple(data.labels[i] for i in rows), f"{data.source} ({what})"
-    )
-    return pick(kept, "training part"), pick(sorted(chosen), "validation part")
-
-
-def encode(tokenizer: Any, data: Labelled, numbers: dict[str, int], max_length: int) -> tuple[Encoded, int]:
-    """Token ids, cut at `max_length` with the last special token kept, and how many texts were cut."""
-    whole = tokenizer(list(data.texts), verbose=False)["input_ids"]
-    cut = sum(len(ids) > max_length for ids in whole)
-    ids = tokenizer(list(data.texts), truncation=True, max_length=max_length)["input_ids"] if cut else whole
-    return Encoded([list(row) for row in ids], [numbers[label] for label in data.labels]), cut
-
-
 def build(settings: Settings, tokenizer: Any, classes: Sequence[str]) -> IdentifiableForSequenceClassification:
     """The untrained model; its initial weights depend on the seed alone."""
     fields = overrides(settings.variant, **settings.model)
@@ -220,7 +161,7 @@ def _trainer(
 ) -> Any:
     from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, TrainingArguments
 
-    from whence.models.training.trainer import CarefulTrainer
+    from whence.models.training.trainer import Bar, CarefulTrainer
 
     strategy = "epoch" if settings.checkpoint_steps is None else "steps"
     arguments = TrainingArguments(
@@ -257,9 +198,10 @@ def _trainer(
         compute_metrics=_accuracy,
         callbacks=[EarlyStoppingCallback(settings.patience)] if settings.patience else [],
     )
-    if quiet:
-        trainer.remove_callback(PrinterCallback)
-        trainer.remove_callback(ProgressCallback)
+    for talker in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(talker)
+    if not quiet:
+        trainer.add_callback(Bar)
     return trainer
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer
+from transformers import ProgressCallback, Trainer
 
 from whence.errors import ModelError, WhenceError
 
@@ -60,6 +60,13 @@ class CarefulTrainer(Trainer):  # type: ignore[misc, unused-ignore]
     def _last_good(self) -> str:
         found = last_checkpoint(Path(str(self.args.output_dir)))
         return f" The last good checkpoint is {str(found)!r}." if found else " No checkpoint had been written yet."
+
+
+class Bar(ProgressCallback):  # type: ignore[misc, unused-ignore]
+    """A progress bar on standard error and nothing else: transformers' own prints its logs on standard output."""
+
+    def on_log(self, *args: Any, **kwargs: Any) -> None:
+        """Say nothing."""
 
 
 def last_checkpoint(folder: Path) -> Path | None:
