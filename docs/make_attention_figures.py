@@ -43,19 +43,13 @@ def doppelganger(model: whence.Model, folder: Path, budget: float) -> None:
     trace = whence.trace(model, SENTENCE)
     other = whence.doppelganger(trace, budget=budget)
     checked = other.verify()
-    layers, heads = other.shape[:2]
-    figure = plt.figure(figsize=(12, 3.75))
-    left, right = figure.subfigures(1, 2, wspace=0.03)
-    for part, maps, title in (
-        (left, trace.attention, "The attention that was computed"),
-        (right, other.values, "Other attention, the same outputs"),
-    ):
-        part.suptitle(title, fontsize=11)
-        axes = part.subplots(layers, heads, gridspec_kw={"wspace": 0.08, "hspace": 0.08})
-        for i in range(layers):
-            for j in range(heads):
-                axes[i, j].imshow(maps[i, j].double().sqrt(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-                axes[i, j].set(xticks=[], yticks=[])
+    figure, panels = plt.subplots(1, 2, figsize=(13, 3.9))
+    figure.subplots_adjust(left=0.01, right=0.99, top=0.92, bottom=0.1, wspace=0.03)
+    titles = ("The attention that was computed", "Other attention, the same outputs")
+    for axes, maps, title in zip(panels, (trace.attention, other.values), titles, strict=True):
+        axes.imshow(_tiles(maps.double().sqrt()), cmap="Blues", vmin=0, vmax=0.8, interpolation="antialiased")
+        axes.set_title(title, fontsize=11)
+        axes.axis("off")
     figure.text(
         0.5, 0.005,
         f"{other.total_variation:.2f} of the attention of an average row was moved; the final states changed by "
@@ -64,6 +58,17 @@ def doppelganger(model: whence.Model, folder: Path, budget: float) -> None:
     )  # fmt: skip
     _save(figure, folder / "doppelganger.png")
     print("doppelganger", checked.sentence())
+
+
+def _tiles(maps: torch.Tensor, gap: int = 5) -> torch.Tensor:
+    """[layer, head, n, n] as one picture: a row of tiles per layer, with gaps left empty."""
+    layers, heads, n, _ = maps.shape
+    sheet = torch.full((layers * (n + gap) - gap, heads * (n + gap) - gap), torch.nan, dtype=maps.dtype)
+    for i in range(layers):
+        for j in range(heads):
+            top, left = i * (n + gap), j * (n + gap)
+            sheet[top : top + n, left : left + n] = maps[i, j]
+    return sheet
 
 
 def by_length(model: whence.Model, folder: Path) -> None:
@@ -131,7 +136,7 @@ def intervals(model: whence.Model, folder: Path) -> None:
 
 def _save(figure: plt.Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
+    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
     print(path)
 
@@ -140,7 +145,7 @@ def main(arguments: list[str]) -> None:
     """Make all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "figures")
-    parser.add_argument("--budget", type=float, default=20.0, help="seconds to look for other attention")
+    parser.add_argument("--budget", type=float, default=40.0, help="seconds to look for other attention")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     plt.rcParams.update(

@@ -95,7 +95,13 @@ def local_global(model: whence.Model, folder: Path) -> None:
 def table(found: dict[str, Mixture]) -> None:
     """The page's table: last layer."""
     reference = found["hidden-token-attribution"].values[-1].double()
-    heads = ("method", "own share, first layer", "own share, last layer", "not their own largest, %", "from special tokens")
+    heads = (
+        "method",
+        "own share, first layer",
+        "own share, last layer",
+        "not their own largest, %",
+        "from special tokens",
+    )
     lines = [f"| {' | '.join(heads)} | r with HTA |", "|---|---|---|---|---|---|"]
     for name, mixed in found.items():
         own, special = mixed.own_share(), mixed.special_mass()

@@ -14,7 +14,13 @@ from playwright.sync_api import sync_playwright
 
 import whence
 
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+]
 PICTURES = (("overview", "light"), ("head", "dark"), ("provenance", "light"), ("identity", "light"))
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from whence.tokens import closed_form
-from whence.tokens.closed_form import moments, procrustes, ridge, whitening
+from whence.tokens.closed_form import even_basis, moments, procrustes, ridge
 
 
 def data(n: int = 200, d: int = 6, k: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,9 +60,11 @@ def test_a_constant_coordinate_is_harmless() -> None:
         assert (found(moved) - found(x)).abs().max() < 1e-2 * found(x).std()
 
 
-def test_whitening() -> None:
+def test_even_basis() -> None:
     found = moments(*data())
-    basis, back = whitening(found, 0.0)
-    assert torch.allclose(basis.T @ found.covariance @ basis, torch.eye(6).double(), atol=1e-8)
-    basis, back = whitening(found, 0.1)
+    basis, back = even_basis(found, 0.1)
     assert torch.allclose(basis @ back, torch.eye(6).double(), atol=1e-8)
+    # Variances along it are the square roots of the eigenvalues: half as far apart, in decades.
+    inside = basis.T @ found.covariance @ basis
+    values = torch.linalg.eigvalsh(found.covariance)
+    assert torch.allclose(inside, torch.diag(values / (values + 0.1).sqrt()), atol=1e-8)

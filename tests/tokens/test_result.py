@@ -107,7 +107,9 @@ def test_plots(result: TokenIdentifiability, tmp_path: Path) -> None:
     shown = next(line for line in axes.lines if line.get_label() == "ridge, cosine")
     assert torch.equal(torch.as_tensor(shown.get_ydata()), result.rate("ridge"))
     axes.figure.savefig(tmp_path / "rates.png")
-    assert result.plot(ax=axes) is axes
+    assert result.plot(ax=axes, part="direction") is axes
+    with pytest.raises(InputError, match="over all layers"):
+        result.plot(layer=1)
     image = result.plot_transfer("ridge").images[0].get_array()
     assert torch.allclose(torch.as_tensor(image), result.transfer("ridge"))
 
@@ -116,5 +118,5 @@ def test_without_matplotlib(result: TokenIdentifiability, monkeypatch: pytest.Mo
     import sys
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtraError, match="pip install"):
+    with pytest.raises(MissingExtraError, match="matplotlib: pip install"):
         result.plot()

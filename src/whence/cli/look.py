@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -61,10 +62,11 @@ def command(
             found, worst=3 if heads != "best" else 0, best=3 if heads != "worst" else 0, attention=attention
         )
         example = counter_example(found, seen, attention)
+        made_of = provenance(found, attention)
     if as_json:
-        print_json({**seen.to_dict(), "counter_example": example})
+        print_json({**seen.to_dict(), "counter_example": example, "provenance_of_states": made_of})
         return
-    show(found, seen, example)
+    show(found, seen, example, made_of)
     if report:
         with working("Writing the report", quiet):
             path = write_report(found, seen, report)
@@ -81,6 +83,31 @@ def write_report(trace: Trace, seen: Overview, path: str) -> Path:
     return report(trace, budget=0.5, overviews=whole).save(path)
 
 
+def provenance(trace: Trace, attention: str | None) -> dict[str, Any]:
+    """What the states are made of, by ALTI: own-token share by layer, and the last layer's largest sources."""
+    from whence.errors import WhenceError
+    from whence.mixing.contributions import contributions
+    from whence.mixing.summaries import own_share, sources
+
+    try:
+        whole = contributions(trace, "alti", attention=None if attention == "cross" else attention).rollout()
+    except WhenceError as problem:  # a wiring that was not proved: said, not shown
+        return {"reason": str(problem)}
+    shares = own_share(whole)
+    return {
+        "method": "alti",
+        "own_share": [{"layer": int(r.layer), "median": r.median, "q25": r.q25, "q75": r.q75} for r in _rows(shares)],
+        "last_layer": [
+            {"token": r.hidden_token, "hidden": int(r.hidden), "own": r.own, "input": r.input_token, "share": r.share}
+            for r in _rows(sources(whole, top=3))
+        ],
+    }
+
+
+def _rows(frame: Any) -> list[Any]:
+    return [SimpleNamespace(**row) for row in frame.to_dict("records")]
+
+
 def counter_example(trace: Trace, seen: Overview, attention: str | None) -> dict[str, Any] | None:
     """The witness of the least certain row, verified in the model."""
     from whence.attention.witness import witness
@@ -93,7 +120,7 @@ def counter_example(trace: Trace, seen: Overview, attention: str | None) -> dict
     return None
 
 
-def show(trace: Trace, seen: Overview, example: dict[str, Any] | None) -> None:
+def show(trace: Trace, seen: Overview, example: dict[str, Any] | None, made_of: dict[str, Any]) -> None:
     """Everything as text and tables."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
@@ -110,16 +137,18 @@ def show(trace: Trace, seen: Overview, example: dict[str, Any] | None) -> None:
     results.print()
     for sentence in seen.sentences():
         results.print(sentence, soft_wrap=True)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
     columns = (
         "layer",
         "rank",
         "free\ndirections",
         "null\nshare",
-        "r raw–\neffective",
-        "to special\nraw",
-        "\neffective",
+        "r with\neffective",
+        "special,\nraw",
+        "special,\neffective",
+        "own\nshare",
     )
+    own = {row["layer"]: f"{row['median']:.2f}" for row in made_of.get("own_share", [])}
     for name in columns:
         table.add_column(name, justify="right", vertical="bottom")
     for i, layer in enumerate(found.layers):
@@ -131,6 +160,7 @@ def show(trace: Trace, seen: Overview, example: dict[str, Any] | None) -> None:
             _median(found.extra["head_r"][i]),
             f"{float(seen.special_mass[i].mean()):.2f}",
             f"{float(seen.effective_special_mass[i].mean()):.2f}",
+            own.get(layer, "–"),
         )
     results.print(table)
     loose = [row for row in seen.worst if row.dimension > 0]
@@ -146,6 +176,25 @@ def show(trace: Trace, seen: Overview, example: dict[str, Any] | None) -> None:
         results.print("[bold]A counter-example, put into the model:[/bold]")
         where = f"layer {example['layer']} head {example['head']}, row ‘{example['query_token']}’"
         results.print(f"  {where}: " + escape(example["sentence"]), soft_wrap=True)
+
+    show_provenance(made_of)
+
+
+def show_provenance(made_of: dict[str, Any]) -> None:
+    """What the last layer's tokens are made of: the ones that are least themselves."""
+    from rich.markup import escape
+
+    if "reason" in made_of:
+        results.print("Where the states come from is not shown: " + escape(made_of["reason"]), soft_wrap=True)
+        return
+    tokens: dict[int, list[dict[str, Any]]] = {}
+    for row in made_of["last_layer"]:
+        tokens.setdefault(row["hidden"], []).append(row)
+    least = sorted(tokens.values(), key=lambda rows: float(rows[0]["own"]))[:3]
+    results.print("[bold]After the last layer, the tokens that are least made of themselves (ALTI):[/bold]")
+    for rows in least:
+        parts = ", ".join(f"{row['share']:.0%} ‘{row['input']}’" for row in rows)
+        results.print(f"  ‘{escape(rows[0]['token'])}’ is {rows[0]['own']:.0%} itself; {escape(parts)}", soft_wrap=True)
 
 
 def _span(t: Any) -> str:

@@ -137,25 +137,23 @@ def fold_read(layer: Layer, reading: Reading) -> Fold:
     covariance = _covariance(layer)  # (n, head, d_k, d_v)
     across, outward = r.new_empty(n, width, width), r.new_empty(n, len(weight), width)
     query = r.new_empty(n, width, len(weight))
-    eye = torch.eye(width).to(r)
     per_head = query_map.unflatten(-1, (covariance.shape[1], -1)).transpose(0, 1).contiguous()  # (head, d, d_k)
     for first in range(0, n, _TOGETHER):
         at = slice(first, min(first + _TOGETHER, n))
-        many = at.stop - first
-        tail = _tail(reading.feedforward, state[at])
-        onward, direct = weight.expand(many, *weight.shape), times(eye, layer.residual_scale).expand(many, width, width)
+        base = _tail(reading.feedforward, state[at])
+        if layer.norm is not None:
+            base = _norm_matrix_times(layer.norm, total[at], base)  # from the sum of residual and attention on
+        onward = weight.expand(at.stop - first, *weight.shape)
         if layer.branch_norm is not None:
             onward = norm_tangent(layer.branch_norm, projected[at], onward)
-        onward = times(onward, layer.branch_scale)
-        if layer.norm is not None:
-            onward, direct = (norm_tangent(layer.norm, total[at], t) for t in (onward, direct))
-        torch.bmm(onward, tail, out=outward[at])
+        torch.bmm(times(onward, layer.branch_scale), base, out=outward[at])
         asked = torch.matmul(per_head, covariance[at]).transpose(1, 2).flatten(2)  # (many, d, head · d_v)
         if reading.norm_in is not None:
             asked = _norm_matrix_times(reading.norm_in, r[at], asked)
         query[at] = asked
-        plain = layer.norm is None and layer.residual_scale is None
-        across[at] = torch.baddbmm(tail if plain else torch.bmm(direct, tail), asked, outward[at])
+        carried = layer.residual_scale
+        carried = carried[:, None] if isinstance(carried, Tensor) and carried.dim() == 1 else carried
+        torch.baddbmm(times(base, carried), asked, outward[at], out=across[at])
     assert layer.scale is not None
     queries = layer.queries * layer.scale
     return Fold(

@@ -116,7 +116,7 @@ def contributions(
 
     if isinstance(method, (list, tuple)):
         with sharing():
-            return {name: contributions(trace, name, **options) for name in method}  # type: ignore[misc, call-overload]
+            return {name: contributions(trace, name, **options) for name in method}  # type: ignore[misc]
     name = method.strip().lower()
     if name not in METHODS:
         raise InputError(f"method={method!r} is not one of {', '.join(METHODS)}.")

@@ -101,7 +101,9 @@ def working(tensor: Tensor) -> torch.dtype:
     return tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
 
 
-_shared: ContextVar[dict[tuple[int, bool], tuple[Layer, Decomposition]] | None] = ContextVar("whence_split", default=None)
+_shared: ContextVar[dict[tuple[int, bool], tuple[Layer, Decomposition]] | None] = ContextVar(
+    "whence_split", default=None
+)
 
 
 @contextmanager
@@ -127,7 +129,10 @@ def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
     if known is None:
         return _decompose(layer, crossed)
     if (id(layer), crossed) not in known:
-        known[id(layer), crossed] = (layer, _decompose(layer, crossed))  # the layer is held, so that its id stays its own
+        known[id(layer), crossed] = (
+            layer,
+            _decompose(layer, crossed),
+        )  # the layer is held, so that its id stays its own
     return known[id(layer), crossed][1]
 
 

@@ -134,6 +134,7 @@ export class HeadView {
     const missing = problem ?? "Not in this report; save it with detail=\"standard\" or use whence serve.";
     for (const [name, map] of Object.entries(this.maps)) {
       map.set(arrays[name] ?? null, {
+        shape: [this.stack.tokens.text.length, this.keys.text.length],
         max, curve: state.curve === "linear" ? "linear" : "root",
         label: `${map.title.textContent} attention of layer ${layer}, head ${head}: ${this.stack.tokens.text.length} rows (queries) by ${this.keys.text.length} columns (keys). Arrow keys move, Enter picks the row.`,
         empty: !block ? missing : name === "alternative" ? (unique ? "There is none: every row is the only one with its output." : "Not computed for this head in this report.") : "",
@@ -198,7 +199,8 @@ export class HeadView {
     const others = (stack.witnesses ?? []).filter((w) => !same(w, place));
     const links = others.length ? h("p", { class: "hint no-export" }, "Rows with one: ", others.map((w, i) => [i ? ", " : "", h("button", { type: "button", class: "link", onclick: () => go({ layer: w.layer, head: w.head, query: w.query }, { push: true }) }, `layer ${w.layer} head ${w.head} ${tokenName(stack.tokens, w.query)}`)])) : null;
     if (witness && witness.row) { replace(this.slideHolder, slider({ witness, tokens: stack.tokens, keys: this.keys, certificate }), links); return; }
-    const unique = witness === null || (witness && !witness.row);
+    const { free } = stack.grid;
+    const unique = witness === null || certificate?.dimension === 0 || free[stack.layers.indexOf(place.layer)][stack.heads.indexOf(place.head)] === 0;
     replace(this.slideHolder, h("p", {}, unique ? "This row is the only one with its output: there is nothing to move it to." : this.source.live ? "Look for another row with the same output, and put it into the model. " : "For this row no alternative was put into the model.",
       !unique && this.source.live ? this.ask("witness", "Find another row") : ""), links);
   }

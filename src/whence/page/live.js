@@ -27,7 +27,7 @@ function follow(job, onprogress) {
       events.close();
       const ended = JSON.parse(event.data);
       if (ended.state === "done") resolve(ended.result);
-      else reject(new Error(ended.error ?? ended.state));
+      else reject(new Error(ended.error ?? (ended.state === "running" ? "the server stopped" : ended.state)));
     });
     events.onerror = () => { if (events.readyState === EventSource.CLOSED) reject(new Error("the server went away")); };
   });

@@ -25,11 +25,11 @@ export class Matrix {
     this.onpick = onpick;
     this.base = h("canvas", { class: "base", "aria-hidden": "true" });
     this.over = h("canvas", { class: "over", "aria-hidden": "true" });
-    this.frame = h("div", { class: "matrix-frame", tabindex: "0", role: "group", "aria-roledescription": "attention map", "aria-label": title },
-      this.base, this.over);
     this.note = h("p", { class: "matrix-note" });
+    this.frame = h("div", { class: "matrix-frame", tabindex: "0", role: "group", "aria-roledescription": "attention map", "aria-label": title },
+      this.base, this.over, this.note);
     this.title = h("h3", {}, title);
-    this.el = h("figure", { class: "matrix" }, this.title, h("p", { class: "about" }, about), this.frame, this.note);
+    this.el = h("figure", { class: "matrix" }, this.title, h("p", { class: "about" }, about), this.frame);
     this.place = { q: 0, k: 0 };
     this.frame.addEventListener("pointermove", (event) => this.pointed(event, this.onhover));
     this.frame.addEventListener("pointerleave", () => this.onhover(null));
@@ -64,14 +64,14 @@ export class Matrix {
     event.stopPropagation();
   }
 
-  set(array, { max, curve, label, empty }) {
+  set(array, { max, curve, label, empty, shape }) {
     this.array = array;
     this.max = max;
     this.curve = curve;
     this.note.textContent = array ? "" : empty ?? "";
     this.frame.classList.toggle("empty", !array);
     this.frame.setAttribute("aria-label", label);
-    if (array) this.frame.style.aspectRatio = `${array.shape[1]} / ${array.shape[0]}`;
+    this.frame.style.aspectRatio = `${shape[1]} / ${shape[0]}`;
     this.draw();
   }
 

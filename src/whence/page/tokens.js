@@ -18,21 +18,17 @@ export function tokenName(tokens, i) {
 
 // {tokens, label, onpick, onhover}: the element has `.shade(values, {max, curve})` and `.select(i)`.
 export function tokenText({ tokens, label, onpick, onhover, compact }) {
-  const spans = tokens.text.map((text, i) => {
-    const same = tokens.raw[i] === text;
-    return h("span", {
-      class: `token${tokens.special[i] ? " special" : ""}`,
-      role: onpick ? "option" : undefined,
-      tabindex: onpick ? "-1" : undefined,
-      "aria-selected": onpick ? "false" : undefined,
-      "data-i": i,
-      title: `${i}: ${visible(same ? text : `${text}  (raw: ${tokens.raw[i]})`)}`,
-    }, visible(text));
-  });
+  const spans = tokens.text.map((text, i) => h("span", {
+    class: `token${tokens.special[i] ? " special" : ""}`,
+    role: onpick ? "option" : undefined,
+    tabindex: onpick ? "-1" : undefined,
+    "aria-selected": onpick ? "false" : undefined,
+    "data-i": i,
+  }, visible(text)));
   const children = [];
   spans.forEach((span, i) => {
     if (i > 0 && !tokens.glued[i]) children.push(" ");
-    if (tokens.glued[i]) span.classList.add("glued");
+    if (tokens.glued[i]) { span.classList.add("glued"); spans[i - 1].classList.add("joins"); }
     children.push(span);
   });
   const element = h("p", {
@@ -40,7 +36,7 @@ export function tokenText({ tokens, label, onpick, onhover, compact }) {
     dir: direction(tokens), role: onpick ? "listbox" : undefined, "aria-label": onpick ? label : undefined,
     "aria-orientation": onpick ? "horizontal" : undefined,
   }, children);
-  let current = -1;
+  let current = -1, shown = null;
   const find = (event) => {
     const span = event.target.closest?.(".token");
     return span ? Number(span.dataset.i) : -1;
@@ -64,6 +60,13 @@ export function tokenText({ tokens, label, onpick, onhover, compact }) {
       spans[next].focus();
     });
   }
+  // Written when it is pointed at: five hundred titles at every move would be felt.
+  element.addEventListener("pointerover", (event) => {
+    const i = find(event);
+    if (i < 0) return;
+    const raw = tokens.raw[i] === tokens.text[i] ? "" : `  (raw: ${visible(tokens.raw[i])})`;
+    spans[i].title = `${i}: ${visible(tokens.text[i])}${raw}${shown ? `  ${(shown.values[i] ?? 0).toFixed(shown.digits)}` : ""}`;
+  });
   if (onhover) {
     element.addEventListener("pointerover", (event) => { const i = find(event); if (i >= 0) onhover(i); });
     element.addEventListener("pointerleave", () => onhover(-1));
@@ -78,11 +81,8 @@ export function tokenText({ tokens, label, onpick, onhover, compact }) {
   };
   element.shade = (values, { max, curve = "linear", digits = 3 } = {}) => {
     const most = max ?? Math.max(1e-12, ...values.map(Math.abs));
-    spans.forEach((span, i) => {
-      const value = values[i] ?? 0;
-      paint(span, value / most, curve);
-      span.title = `${i}: ${visible(tokens.text[i])}${tokens.raw[i] === tokens.text[i] ? "" : `  (raw: ${visible(tokens.raw[i])})`}  ${value.toFixed(digits)}`;
-    });
+    shown = { values, digits };
+    spans.forEach((span, i) => paint(span, (values[i] ?? 0) / most, curve));
   };
   element.plain = () => spans.forEach((span) => { span.style.backgroundColor = ""; span.style.color = ""; });
   return element;

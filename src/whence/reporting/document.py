@@ -128,7 +128,7 @@ def _alternatives(stack: Stack, detail: Detail, look: Overview, budget: float) -
         wanted = [h for h in layer.heads if everywhere or (layer.index, h) in _named(look)]
         if wanted and int(look.free[i].max()) > 0:
             some = layer if len(wanted) == len(layer.heads) else layer.select(wanted)
-            found[layer.index] = alternatives_of(some, budget=min(budget, 5.0) * 0.05)
+            found[layer.index] = alternatives_of(some, budget=max(0.001, 0.05 * min(budget, 5.0)))
     return found
 
 

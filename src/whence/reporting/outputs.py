@@ -66,7 +66,7 @@ def token_name(model: Model | None, i: int) -> str:
     if model is None or model.tokenizer is None:
         return f"token {i}"
     text = str(model.tokenizer.decode([i]))
-    return text.strip() or repr(text)[1:-1]
+    return text.strip() or repr(text)[1:-1] or str(model.tokenizer.convert_ids_to_tokens(i))
 
 
 def _top(logits: Tensor, name: Any) -> list[dict[str, Any]]:

@@ -79,14 +79,14 @@ def ridge(found: Moments, penalties: tuple[float, ...]) -> list[Affine]:
     ]
 
 
-def whitening(found: Moments, penalty: float) -> tuple[Tensor, Tensor]:
-    """B = U diag(λ_k + penalty)^(−½), [d, d], with C = U diag(λ) Uᵀ, and its inverse: zB has variance at most 1 each way.
+def even_basis(found: Moments, penalty: float) -> tuple[Tensor, Tensor]:
+    """B = U diag(λ_k + penalty)^(−¼), [d, d], with C = U diag(λ) Uᵀ, and its inverse: half way to whitening.
 
-    A few positions of a decoder have states hundreds of times longer than the rest. They make up one or two directions;
-    in this basis they no longer drown the others.
+    A few positions of a decoder have states hundreds of times longer than the rest. They make up one or two directions
+    of U; in this basis they no longer drown the others. Whitening wholly (−½) would make noise as loud as the rest.
     """
     values, vectors = found.eigen
-    root = (values + penalty).sqrt()
+    root = (values + penalty) ** 0.25
     return vectors / root, (vectors * root).T
 
 

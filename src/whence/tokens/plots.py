@@ -1,13 +1,12 @@
-"""Rates by layer with chance, and the transfer matrix. matplotlib is imported only here, when a plot is asked for."""
+"""Rates by layer with chance, and the transfer matrix, as matplotlib Axes."""
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from whence.errors import MissingExtraError
+from whence.plotting import new_axes
 
 if TYPE_CHECKING:
     from whence.tokens.result import TokenIdentifiability
@@ -17,21 +16,9 @@ LINES = {"cosine": "-", "l2": "--"}
 WHAT = {-1: "the token before", 0: "the token itself", 1: "the next token"}
 
 
-def _axes(ax: Any) -> Any:
-    if ax is not None:
-        return ax
-    try:
-        # Without pyplot: no window, no global state, the same in a notebook, a script and a test.
-        figure = importlib.import_module("matplotlib.figure")
-        importlib.import_module("matplotlib.backends.backend_agg")
-    except ImportError as problem:
-        raise MissingExtraError("a plot needs matplotlib: pip install matplotlib") from problem
-    return figure.Figure(figsize=(6.4, 4.0), layout="constrained").subplots()
-
-
 def plot_rates(result: TokenIdentifiability, *, part: str = "whole", target: int = 0, ax: Any = None) -> Any:
     """One line per map (colour) and distance (solid cosine, dashed L2), its interval shaded, chance dotted."""
-    axes: Any = _axes(ax)
+    axes = new_axes((6.4, 4.0)) if ax is None else ax
     layers = list(result.layers)
     for name in result.maps:
         for distance in result.distances:
@@ -56,7 +43,7 @@ def plot_rates(result: TokenIdentifiability, *, part: str = "whole", target: int
 
 def plot_transfer(result: TokenIdentifiability, name: str, distance: str, *, ax: Any = None) -> Any:
     """Rows: the layer whose map it is; columns: the layer it is tested on."""
-    axes: Any = _axes(ax)
+    axes = new_axes((6.4, 4.0)) if ax is None else ax
     matrix = result.transfer(name, distance)
     image = axes.imshow(matrix.numpy(), origin="lower", vmin=0, vmax=1, cmap="viridis", aspect="auto")
     places = range(len(result.layers))

@@ -134,10 +134,20 @@ class TokenIdentifiability(Result):
 
         return breakdown(self, by)
 
-    def plot(self, *, part: str = "whole", target: int = 0, ax: Any = None) -> Any:  # type: ignore[override]
+    def plot(
+        self,
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        ax: Any = None,
+        part: str = "whole",
+        target: int = 0,
+    ) -> Any:
         """Rates by layer with their intervals, and chance; returns the matplotlib Axes."""
         from whence.tokens.plots import plot_rates
 
+        if layer is not None or head is not None:
+            raise InputError("rates are drawn over all layers and have no heads: choose a part= and a target= instead.")
         return plot_rates(self, part=part, target=target, ax=ax)
 
     def plot_transfer(self, map: str = "linear", distance: str = "cosine", *, ax: Any = None) -> Any:  # noqa: A002

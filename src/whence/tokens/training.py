@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.tokens.closed_form import ROWS, Moments, whitening
+from whence.tokens.closed_form import ROWS, Moments, even_basis
 from whence.tokens.maps import Affine, Perceptron
 from whence.tokens.nearest import distances
 
@@ -28,10 +28,10 @@ WORSE = 1.1  # a map whose training loss is this many times that of always answe
 class Training:
     """How maps are trained (Adam)."""
 
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
     batch: int = 512  # tokens
     epochs: int = 20  # at most
-    patience: int = 3  # epochs without a better validation loss, each with smaller steps, before it stops
+    patience: int = 4  # epochs without a better validation loss, each with smaller steps, before it stops
     gain: float = 1e-3  # a validation loss is better when it is smaller by this share
     hidden: int | None = None  # width of the perceptron's hidden layer; None: that of the model
     penalties: tuple[float, ...] = (
@@ -88,7 +88,7 @@ def train(
 ) -> Trained:
     """A "linear" or "mlp" map fitted to `pairs` (states (N, d), embeddings (N, d_x)), stopped by `held_out`.
 
-    `start` is the ridge map of that `penalty`; the steps are taken in its whitened basis, u = Bᵀ(e − μ)/σ.
+    `start` is the ridge map of that `penalty`; the steps are taken in its `even_basis`, u = Bᵀ(e − μ)/σ.
 
     The best map by validation loss is kept, the start included. Divergence (a loss that is not finite, or a training
     loss above that of always answering the mean) is reported instead of a map.
@@ -97,8 +97,8 @@ def train(
     unit = found.target_spread or 1.0
     k, d = len(start.bias), pairs[0].shape[1]
     order = torch.randperm(len(pairs[0]), generator=generator)
-    basis, back = (t.float() for t in whitening(found, penalty))
-    # Whitened and shuffled once: an epoch then reads slices, from a random place on.
+    basis, back = (t.float() for t in even_basis(found, penalty))
+    # Turned and shuffled once: an epoch then reads slices, from a random place on.
     fit = _ready(pairs[0][order], pairs[1][order], start, basis, unit, distance)
     held = _ready(held_out[0], held_out[1], start, basis, unit, distance)
     # The linear part and the way into the hidden layer are one matrix, so that one product serves both.
@@ -163,7 +163,7 @@ def train(
 def _ready(
     states: Tensor, embeddings: Tensor, start: Affine, basis: Tensor, unit: float, distance: str
 ) -> tuple[Tensor, Tensor]:
-    """Whitened states, and embeddings as the loss wants them: of length 1, or in units of their spread."""
+    """States in the basis of the steps, and embeddings as the loss wants them: of length 1, or in units of their spread."""
     y = torch.nn.functional.normalize(embeddings, dim=-1) if distance == "cosine" else embeddings / unit
     return (states - start.mean) / start.spread @ basis, y
 

@@ -19,14 +19,16 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int = 8000, max_length: in
     The same texts give the same tokenizer in every process, so that a run can be repeated and go on after a kill (the
     WordPiece trainer of `tokenizers` numbers its continuation pieces in the random order of a hash table).
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     if vocab_size <= len(SPECIAL):
         raise InputError(f"vocab_size={vocab_size} leaves no room beside the {len(SPECIAL)} special tokens.")
     raw = Tokenizer(models.BPE(unk_token="[UNK]"))
     raw.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    raw.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+    # Words and marks apart, each with the space before it, which is written ▁.
+    pieces = pre_tokenizers.Split(Regex(r" ?\w+| ?[^\w\s]"), behavior="isolated")
+    raw.pre_tokenizer = pre_tokenizers.Sequence([pieces, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)])
     raw.decoder = decoders.Metaspace()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, min_frequency=2, special_tokens=list(SPECIAL), show_progress=False

@@ -1,0 +1,1 @@
+"""Reading a transformer in one pass, and proving that it was understood."""
