@@ -231,7 +231,8 @@ def section(name: str, data: dict[str, Any], folder: Path) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     parts += [
-        f"| {r['model']} | {r['n']} | {r['rows']} | {r['found']} | {r['median_tv']:.2g} | {100 * r['returned']:.1f} % |"
+        f"| {r['model']} | {r['n']} | {r['rows']} | {r['found']} | {r['median_tv']:.2g} | "
+        + (f"{100 * r['returned']:.1f} % |" if r["returned"] else "none needed: n ≤ d_v + 1 |")
         for r in search(folder)
     ]
     parts += [

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import sys
 from typing import Any
 
 import _corpora as corpora
@@ -56,8 +55,6 @@ def measure(names: list[str]) -> None:
     for name in names:
         model, pairs, options = RUNS[name]
         path = FOLDER / f"{name}.safetensors"
-        if path.exists():
-            continue
         print(f"measuring {name} …", flush=True)
         texts = whence.read_texts(MRPC, "#1 String", pair="#2 String", format="tsv", limit=pairs)
         whence.token_identifiability(whence.load(model), texts, progress=tell, **options).save(path)
@@ -191,10 +188,6 @@ def draw_transfer(encoder: TokenIdentifiability, decoder: TokenIdentifiability) 
     return draw
 
 
-def at(result: TokenIdentifiability, name: str, distance: str, layer: int, **options: Any) -> float:
-    return float(result.rate(name, distance, **options)[result.layers.index(layer)])
-
-
 def control(result: TokenIdentifiability) -> str:
     values = result.extra["control"]
     return f"{float(values.min()):.4f}–{float(values.max()):.4f} (chance {result.chance:.4f})"
@@ -237,57 +230,86 @@ def write() -> None:
     print(f"wrote {DOCS.relative_to(corpora.ROOT) / 'token-identifiability.md'}")
 
 
+class Cells:
+    """`cells["linear cosine 6"]`, `cells["mlp l2 last direction"]`, `cells["linear cosine last next"]`: rates, as text."""
+
+    def __init__(self, result: TokenIdentifiability) -> None:
+        self.result = result
+
+    def __getitem__(self, key: str) -> str:
+        name, distance, where, *more = key.split()
+        places = {"last": -1, "middle": len(self.result.layers) // 2}
+        place = places[where] if where in places else self.result.layers.index(int(where))
+        part = next((word for word in more if word != "next"), "whole")
+        return number(float(self.result.rate(name, distance, part=part, target=int("next" in more))[place]))
+
+
 def findings(encoder: TokenIdentifiability, words: TokenIdentifiability, decoder: TokenIdentifiability) -> str:
     """What agrees with the paper, what differs, and why; every number is taken from the results."""
-    last, deep = encoder.layers[-1], decoder.layers[-1]
-    e = lambda name, distance, layer, **kw: number(at(encoder, name, distance, layer, **kw))  # noqa: E731
-    d = lambda name, distance, layer, **kw: number(at(decoder, name, distance, layer, **kw))  # noqa: E731
-    early = encoder.transfer("linear", "cosine")
-    column = early[encoder.layers.index(last), :-1]
-    first = early[encoder.layers.index(1), encoder.layers.index(last)]
-    middle = decoder.layers[len(decoder.layers) // 2]
-    return f"""
+    matrix_ = encoder.transfer("linear", "cosine")
+    return FINDINGS.format(
+        e=Cells(encoder),
+        d=Cells(decoder),
+        w=Cells(words),
+        late_low=number(float(matrix_[-1, :-1].min())),
+        late_high=number(float(matrix_[-1, :-1].max())),
+        early=number(float(matrix_[encoder.layers.index(1), -1])),
+        chance=number(encoder.chance),
+        decoder_chance=number(decoder.chance),
+        ties=f"{decoder.report['ties']:.0%}",
+        tied_chance=number(decoder.report["chance_with_ties"]),
+        middle=decoder.layers[len(decoder.layers) // 2],
+        vocabulary=f"{round(1 / words.chance):,}",
+        majority=number(words.report["majority"]),
+    )
+
+
+FINDINGS = """
 **Agrees.**
 
-- A learned map recovers nearly every token from the first half of the encoder (layer 3, linear, cosine: {e("linear", "cosine", 3)};
-  BERT-base at the same depth: 0.998), and the rate falls only towards the end, to {e("linear", "cosine", last)}.
-- The order of the curves is the published one: cosine above L2 for the same map (last layer, linear {e("linear", "cosine", last)}
-  against {e("linear", "l2", last)}; MLP {e("mlp", "cosine", last)} against {e("mlp", "l2", last)}), learned above naive ({e("naive", "cosine", last)} and
-  {e("naive", "l2", last)}), and linear close to MLP for cosine but not for L2.
+- A learned map recovers nearly every token from the first half of the encoder (layer 3, linear, cosine: {e[linear cosine 3]};
+  BERT-base at the same depth: .998), and the rate falls only towards the end, to {e[linear cosine last]}.
+- The order of the curves is the published one. Cosine is above L2 for the same map (last layer, linear
+  {e[linear cosine last]} against {e[linear l2 last]}; MLP {e[mlp cosine last]} against {e[mlp l2 last]}), learned maps
+  are above the naive one ({e[naive cosine last]}, {e[naive l2 last]}), and the MLP adds more to L2 than to cosine.
 - Identity lives in the angle. With the direction alone the linear map does as well as with the whole state
-  ({e("linear", "cosine", last, part="direction")} against {e("linear", "cosine", last)}), and L2 even gains ({e("linear", "l2", last, part="direction")} against {e("linear", "l2", last)}: the
-  length of the last state is noise to it). With the norm alone even the MLP stays near chance
-  ({e("mlp", "cosine", last, part="norm")}; chance {encoder.chance:.3f}).
-- Late maps work on early layers, early maps fail on late ones: the linear map of layer {last} recovers
-  {float(column.min()):.3f}–{float(column.max()):.3f} on layers 0 … {last - 1}, that of layer 1 only {float(first):.3f} on layer {last} (BERT-base: at least .917, and .68).
+  ({e[linear cosine last direction]} against {e[linear cosine last]}), and L2 even gains ({e[linear l2 last direction]} against
+  {e[linear l2 last]}): the length of the last state is noise to it. With the norm alone even the MLP stays near chance
+  ({e[mlp cosine last norm]}; chance {chance}).
+- Late maps work on early layers, early maps fail on late ones: the linear map of the last layer recovers
+  {late_low}–{late_high} on the layers before it, that of layer 1 only {early} on the last (BERT-base: at least .917, and .68).
 
 **Differs, and why.**
 
-- MiniLM loses more at the end than BERT-base (linear, cosine {e("linear", "cosine", last)} against .94). It was trained so that the mean of its
-  last states is the sentence's embedding: there every state is drawn to what the sentence says. The breakdown shows
-  where: punctuation and frequent words lose their own identity, rare words and pieces of words keep it.
-- The published naive cosine rate rises again in BERT's last layer (.21 to .49); in MiniLM naive L2 falls to {e("naive", "l2", last)} while naive
-  cosine stays at {e("naive", "cosine", last)}: the last state is shorter, not turned.
-- SmolLM2 is not in the paper. Its residual stream leaves the space of the embeddings at once: the naive rate is {d("naive", "cosine", 1)}
-  after one layer, where the linear map still has {d("linear", "cosine", 1)}. A causal model has no need to keep the present token: at
-  the last layer the linear map recovers {d("linear", "cosine", deep)} of them, and the next token is recovered from the same states in
-  {d("linear", "cosine", deep, target=1)} (at the embeddings {d("linear", "cosine", 0, target=1)}, what the present word alone says of the next).
-- With rotary positions equal tokens have equal embeddings ({decoder.report["ties"]:.0%} of the test tokens have such a twin in their
-  sequence), and a hit on any of them counts: a blind guess is then right {decoder.report["chance_with_ties"]:.3f} of the time, not {decoder.chance:.3f}.
-- Fewer sentences (300 and 150 pairs, not the whole of MRPC) and maps that start from the ridge solution. The perceptron
-  here has the linear map beside its hidden layer, so that it can only add to it.
+- MiniLM loses more at the end than BERT-base (linear, cosine {e[linear cosine last]} against .94). It was trained so
+  that the mean of its last states is the sentence's embedding: every state is drawn to what the sentence says. The
+  breakdown shows where: punctuation and frequent words lose their own identity, rare words and pieces of words keep it.
+- The published naive cosine rate rises again in BERT's last layer (.21 to .49). In MiniLM naive L2 falls from
+  {e[naive l2 5]} to {e[naive l2 last]} over the last layer while naive cosine hardly moves ({e[naive cosine 5]} to
+  {e[naive cosine last]}): the last state changes its length more than its direction.
+- SmolLM2 is not in the paper. Its states leave the space of the embeddings at once: the naive rate is {d[naive cosine 1]} after
+  one layer, where the linear map still has {d[linear cosine 1]}. A causal model need not keep the present token: at the
+  last layer the linear map recovers {d[linear cosine last]}, and the next token is recovered from the same states in
+  {d[linear cosine last next]} of the cases (at the embeddings {d[linear cosine 0 next]}: what the present word alone
+  says of the next).
+- With rotary positions equal tokens have equal embeddings ({ties} of SmolLM2's test tokens have such a twin in their sequence),
+  and a hit on any of them counts: a blind guess is then right {tied_chance} of the time, not {decoder_chance}.
+- Fewer sentences than the paper's, and maps that start from the ridge solution; the perceptron has the linear map beside its
+  hidden layer, so that it adds to it. Coordinates that hardly vary are not divided by their own spread: three of MiniLM's last
+  layer are constant, and dividing by theirs made its map useless on every other layer.
 
-**Closed form or trained?** Ridge needs one decomposition a layer and no training. Where nearly everything is recovered
-it is as good as the trained map (layer 4: {e("ridge", "cosine", 4)} against {e("linear", "cosine", 4)}); at the end training with the cosine as loss gains over
-least squares ({e("linear", "cosine", last)} against {e("ridge", "cosine", last)}), with L2 it gains little ({e("linear", "l2", last)} against {e("ridge", "l2", last)}). Procrustes, a
-rotation with d(d−1)/2 free numbers, says how much of the identity merely turned: {e("procrustes", "cosine", last)} in MiniLM's last layer. In
-SmolLM2 it fails on whole states ({d("procrustes", "cosine", middle)} at layer {middle}) and works on directions ({d("procrustes", "cosine", middle, part="direction")}): a few positions have states
-hundreds of times longer than the rest, and least squares on whole states sees nothing else.
+**Closed form or trained?** Ridge needs one decomposition a layer and no training. Where nearly everything is recovered it is as
+good as the trained map (layer 4: {e[ridge cosine 4]} against {e[linear cosine 4]}); at the end training with the cosine
+as loss gains over least squares ({e[linear cosine last]} against {e[ridge cosine last]}), with L2 it gains little
+({e[linear l2 last]} against {e[ridge l2 last]}). Procrustes, a rotation, says how much of the identity merely turned:
+{e[procrustes cosine last]} in MiniLM's last layer. In SmolLM2 it fails on whole states ({d[procrustes cosine middle]} at
+layer {middle}) and works on directions ({d[procrustes cosine middle direction]}): the first position of every
+sequence has a state more than a hundred times as long as the others, and least squares on whole states sees little else.
 
-**The word without its sentence.** Among all {round(1 / words.chance):,} tokens of the vocabulary the ridge map still names the right one for
-{number(at(words, "ridge", "cosine", 0))} of the tokens at the embeddings and {number(at(words, "ridge", "cosine", words.layers[-1]))} at the last layer (cosine); always answering the most frequent token
-would be right {words.report["majority"]:.3f} of the time. The naive map compares states with rows of the table, which lack position, segment and
-norm: that is why it is not 1 at layer 0.
+**The word without its sentence.** Among all {vocabulary} tokens of the vocabulary the ridge map still names the right one for
+{w[ridge cosine 0]} of the tokens at the embeddings and {w[ridge cosine last]} at the last layer (cosine); always
+answering the most frequent token would be right {majority} of the time. The naive map compares states with rows of the
+table, which lack position, segment and norm: that is why it is not 1 at layer 0.
 """
 
 
@@ -393,10 +415,15 @@ def main() -> None:
     parser.add_argument("--only", choices=RUNS, help="only measure this one")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if not options.write:
-        if not MRPC.exists() and not all((FOLDER / f"{name}.safetensors").exists() for name in RUNS):
-            sys.exit("MRPC is not beside the project (../shared/data/mrpc, or $WHENCE_DATA): nothing was measured.")
-        measure([options.only] if options.only else list(RUNS))
+    wanted = [options.only] if options.only else list(RUNS)
+    missing = [name for name in wanted if not (FOLDER / f"{name}.safetensors").exists()]
+    if missing and not MRPC.exists():
+        print("MRPC is not beside the project (../shared/data/mrpc, or $WHENCE_DATA): nothing was measured or written.")
+        return
+    if missing and options.write:
+        print(f"not measured yet: {', '.join(missing)}. Run it without --write.")
+        return
+    measure(missing)
     if not options.only:
         write()
 

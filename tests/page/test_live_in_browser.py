@@ -69,6 +69,11 @@ def test_text_box_views_and_measures(watched: Any, address: str) -> None:
     page.wait_for_selector("table[data-method=globenc]", timeout=30_000)
     page.get_by_role("button", name="Prediction", exact=True).click()
     page.wait_for_selector(".attribution")
+    before = page.locator(".attribution").count()
+    page.get_by_label("Compute another").select_option("effective-rollout")
+    page.wait_for_selector(
+        f".attribution:nth-of-type({before + 2})", timeout=30_000
+    )  # after the controls and the others
 
 
 def test_link_asks_for_the_same_text(watched: Any, address: str) -> None:

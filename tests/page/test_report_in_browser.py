@@ -150,6 +150,9 @@ def test_hover_and_keyboard(watched: Any, saved: Any, traced: Any) -> None:
     said = page.inner_text(".readout")
     assert f"({q})" in said
     assert f"({k})" in said
+    assert f"(token {q})" in page.inner_text(
+        ".view.head .card:nth-of-type(2) caption"
+    )  # its bars, while it is pointed at
     raw = number(re.search(r"raw (?:≈ )?([\d.]+)", said).group(1))  # type: ignore[union-attr]
     assert raw == pytest.approx(float(traced[1].attention[1, q, k]), abs=4e-3)
     frame.focus()

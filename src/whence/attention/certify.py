@@ -90,13 +90,14 @@ def certify(
     top: int | None = 5,
     tolerance: float = 0.0,
     *,
+    orders: bool = True,
     attention: str | None = None,
 ) -> TokenCertificate:
     """The exact interval of each of the heaviest weights of one row, and what else is certain, with proofs.
 
     `query`: a position, or a token that stands once in the text. `top`: how many weights; None, all. `tolerance`:
     allow the head's contribution to the output to move by this share of its root mean square, per coordinate.
-    `Certificate.check()` verifies all of it again without a solver.
+    `orders`: also say which of these weights are certainly above which. `Certificate.check()` verifies all of it again without a solver.
 
     >>> import whence
     >>> trace = whence.trace(whence.load(), "The bank raised its rates.")
@@ -109,7 +110,7 @@ def certify(
     if tolerance > 0 and found._projection is not None:
         # A tolerance is meant on what the head adds to the block's output, so it is put on T = V W.
         values = found.transformed_values[place]
-    plain = certify_row(weights, values, top=top, tolerance=tolerance, visible=visible)
+    plain = certify_row(weights, values, top=top, tolerance=tolerance, visible=visible, orders=orders)
     return TokenCertificate(
         **{name: getattr(plain, name) for name in plain.__dataclass_fields__},
         layer=layer,

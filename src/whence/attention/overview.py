@@ -15,6 +15,7 @@ from whence.core.bounds import weight_bounds
 from whence.reading.trace import Layer, Stack, Trace
 
 HEADS, ROWS = 4, 2  # heads tried for each one shown, and rows of each: exact intervals for these only
+LONG = 192  # beyond so many tokens a linear program takes its time: half as many heads, one row of each
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,8 @@ def overview(trace: Trace, *, worst: int = 3, best: int = 3, attention: str | No
     order = width.flatten().argsort(descending=True)
     shown: dict[bool, list[TokenCertificate]] = {}
     for is_worst, count in ((True, worst), (False, best)):
-        picks = (order if is_worst else order.flip(0))[: count * HEADS].tolist()
+        tried = HEADS if len(stack.key_tokens) <= LONG else HEADS // 2
+        picks = (order if is_worst else order.flip(0))[: count * tried].tolist()
         places = [divmod(pick, width.shape[1]) for pick in picks]
         rows = [_telling_row(trace, stack, i, h, widths, is_worst, attention) for i, h in places]
         rows.sort(key=_spread, reverse=is_worst)
@@ -177,6 +179,6 @@ def _telling_row(
     if layer.visible is not None:  # the first rows of a causal map see few keys; what is certain there says little
         seen = (layer.visible if layer.visible.dim() == 2 else layer.visible[h]).sum(-1)
         appeal = appeal * seen / seen.max()
-    rows = appeal.argsort(descending=True)[:ROWS].tolist()
-    found = [certify(trace, layer.index, layer.heads[h], row, top=3, attention=attention) for row in rows]
+    rows = appeal.argsort(descending=True)[: ROWS if len(stack.key_tokens) <= LONG else 1].tolist()
+    found = [certify(trace, layer.index, layer.heads[h], row, top=3, orders=False, attention=attention) for row in rows]
     return (max if is_worst else min)(found, key=_spread)

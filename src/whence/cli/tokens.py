@@ -38,6 +38,9 @@ def command(
     parts: Annotated[str, typer.Option("--parts", help="Of whole, direction, norm.")] = "whole,direction,norm",
     targets: Annotated[str | None, typer.Option("--targets", help="0: the token itself, 1: the next one.")] = None,
     pool: Annotated[str, typer.Option("--pool", help="Candidates: sentence or vocabulary.")] = "sentence",
+    attention: Annotated[
+        str | None, typer.Option("--attention", help="encoder or decoder, of a model with both.")
+    ] = None,
     by: Annotated[str | None, typer.Option("--by", help="Also by kind, piece, frequency, position or length.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the split, the maps and the bootstrap.")] = 0,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
@@ -68,7 +71,8 @@ def command(
     with _bars(quiet) as tell:
         result = token_identifiability(
             loaded, data, layers=chosen, maps=_names(maps), distances=_names(distances), parts=_names(parts), pool=pool,
-            targets=aims, seed=seed, truncate=truncate, progress=tell,
+            targets=aims, seed=seed, truncate=truncate, attention=attention,
+            progress=tell,
         )  # fmt: skip
     if save is not None:
         result.save(save)

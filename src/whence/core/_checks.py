@@ -25,7 +25,7 @@ def shape(tensor: Tensor) -> tuple[int, ...]:
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """torch.broadcast_shapes, typed."""
-    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    return tuple(torch.broadcast_shapes(*shapes))
 
 
 def check_tensor(name: str, given: object, expected: str) -> None:

@@ -25,7 +25,7 @@ def flow(capacities: Tensor, layers: Sequence[int] | None = None, progress: Call
 
     >>> half = torch.tensor([[0.5, 0.5], [0.0, 1.0]])
     >>> flow(torch.stack([half, half]))[-1]
-    tensor([[0.5000, 0.5000],
+    tensor([[0.5000, 1.0000],
             [0.0000, 1.0000]])
     """
     depth, n, _ = capacities.shape

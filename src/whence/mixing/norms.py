@@ -14,14 +14,22 @@ from torch import Tensor
 from whence.mixing.decomposition import Decomposition
 
 
+_KEYS = 32  # keys worked on together: their vectors stay in the processor's cache
+
+
 def part_norms(split: Decomposition, *, residual: bool = True) -> Tensor:
     """(query, source): ‖T_ij‖₂, with no (n, n, d) work.
 
     For a key j, ‖Σ_h a_h U^h_j‖ = ‖R_j a‖ with R_jᵀR_j = U_j U_jᵀ (head × head). The factor is taken from a float64
     Gram matrix, and the norm from R_j a rather than from aᵀ(U_j U_jᵀ)a, which would lose half the digits.
     """
-    factors = _gram_factor(split.sources_by_key).to(split.sources.dtype)  # (key, head, head)
-    lengths: Tensor = torch.bmm(split.weights_by_key, factors).square_().sum(-1).sqrt_().T.contiguous()
+    weights, sources = split.weights_by_key, split.sources_by_key
+    lengths = split.state.new_empty(weights.shape[:2])
+    for key in range(0, len(weights), _KEYS):
+        at = slice(key, key + _KEYS)
+        factors = _gram_factor(sources[at]).to(sources.dtype)  # (key, head, head)
+        torch.sum(torch.bmm(weights[at], factors).square_(), dim=-1, out=lengths[at])
+    lengths = lengths.sqrt_().T.contiguous()
     lengths = lengths if split.scale is None else lengths * split.scale
     if split.causal:
         lengths = lengths.tril_()

@@ -16,7 +16,7 @@ function ticks(low, high, count = 5) {
 
 // series: [{name, values, low?, high?}], x: labels. Values may be null.
 export function lineChart({ title, x, xLabel, yLabel, series, min = 0, max, digits = 2, chance }) {
-  const [W, H] = innerWidth < 760 ? [360, 220] : [560, 260];
+  const [W, H] = innerWidth < 760 ? [360, 220] : [430, 250];
   const all = series.flatMap((s) => [...s.values, ...(s.high ?? [])]).filter((v) => v !== null && v !== undefined);
   const high = max ?? Math.max(1e-9, ...all) * 1.05;
   const px = (i) => LEFT + (x.length === 1 ? 0.5 : i / (x.length - 1)) * (W - LEFT - RIGHT);

@@ -155,14 +155,23 @@ export class HeadView {
         ? `${cellText(this.stack.tokens, this.keys, place)}: raw ${precise(this.block, "raw", place)}, effective ${precise(this.block, "effective", place)}${this.block.arrays.alternative ? `, alternative ${precise(this.block, "alternative", place)}` : ""}`
         : "Rows attend, columns are attended to. Point at a cell, or use the arrow keys.";
       const row = place ? place.q : this.place.query;
-      if (this.shaded !== row || this.shadedBlock !== this.block) this.shade(row);
+      if (this.shaded !== row || this.shadedBlock !== this.block) this.preview(row);
     });
+  }
+
+  // The row that is pointed at, in full, for as long as it is.
+  preview(row) {
+    this.shade(row);
+    this.drawBars(row);
   }
 
   hoverText(i) {
     const k = this.hovered?.k ?? -1;
     cancelAnimationFrame(this.frame);
-    this.frame = requestAnimationFrame(() => { for (const map of Object.values(this.maps)) map.cross({ q: i, k: i >= 0 ? Math.max(0, k) : -1, chosen: this.place.query }); });
+    this.frame = requestAnimationFrame(() => {
+      for (const map of Object.values(this.maps)) map.cross({ q: i, k: i >= 0 ? Math.max(0, k) : -1, chosen: this.place.query });
+      if (this.block) this.drawBars(i >= 0 ? i : this.place.query);
+    });
   }
 
   shade(row) {
@@ -171,15 +180,25 @@ export class HeadView {
     if (this.stack.key_tokens === null && this.block) this.text.shade([...this.block.arrays.raw.row(row)], { curve: "root" });
   }
 
+  certificate(place) {
+    return this.live.get(`certify/${place.layer}/${place.head}/${place.query}`) ?? this.stack.exact?.find((c) => same(c, place));
+  }
+
   drawRow() {
-    const { stack, place, block } = this;
-    this.text.select(place.query);
+    this.text.select(this.place.query);
     this.hover(null);
-    const certificate = this.live.get(`certify/${place.layer}/${place.head}/${place.query}`) ?? stack.exact?.find((c) => same(c, place));
-    const name = rowName(stack.tokens, place.query);
+    if (this.block) this.shade(this.place.query);
+    this.drawBars(this.place.query);
+    this.drawSlide(this.certificate(this.place));
+  }
+
+  drawBars(query) {
+    const { stack, block } = this;
+    const place = { ...this.place, query };
+    const certificate = this.certificate(place);
+    const name = rowName(stack.tokens, query);
     if (!block) { replace(this.rowHolder, h("p", {}, "The weights of this row are not in this report.")); this.bars = null; } else {
-      this.shade(place.query);
-      const rows = rowData(block, place.query, certificate);
+      const rows = rowData(block, query, certificate);
       const rest = 1 - rows.reduce((sum, r) => sum + r.weight, 0);
       const certain = rows.filter((r) => r.upper - r.lower < CERTAIN).length;
       this.bars = weightBars({ keys: this.keys, rows, caption: `Layer ${place.layer}, head ${place.head}: weights from ${name}` });
@@ -188,9 +207,8 @@ export class HeadView {
           rest > 0.0005 ? ` The ${this.keys.text.length - rows.length} keys not shown hold ${number(rest)}${certificate?.outside !== null && certificate ? `, and at most ${number(certificate.outside)} outside the certified ones` : ""}.` : ""),
         this.bars,
         h("p", { class: "hint" }, certificate ? "Whiskers marked exact were proved by linear programs; the others are closed-form bounds, always valid and usually wider." : "Whiskers are closed-form bounds: always valid, usually wider than the exact intervals.",
-          this.source.live && !certificate ? [" ", this.ask("certify", "Prove the exact intervals")] : ""));
+          this.source.live && !certificate && query === this.place.query ? [" ", this.ask("certify", "Prove the exact intervals")] : ""));
     }
-    this.drawSlide(certificate);
   }
 
   drawSlide(certificate) {

@@ -62,7 +62,7 @@ export function identityView(source) {
     const method = methods.find((m) => m.name === state.method) ?? methods[0];
     view.append(card("Token by token", "own-by-token", h("div", {},
       h("div", { class: "controls" }, choice("Method", methods.map((m) => [m.name, m.title]), method.name, (v) => go({ method: v }))),
-      h("p", { class: "hint" }, "Own share of every token after every layer: dark is still itself."), heat(method)),
+      h("p", { class: "hint" }, "Own share of every token after every layer: the stronger the colour, the more of it is still itself."), heat(method)),
     { csv: () => [["layer", ...method.tokens.text], ...method.layers.map((l, i) => [l, ...method.own_by_token[i]])] }));
   }
   if (!methods.length && !curves.length) view.append(h("p", {}, "This model’s hidden states could not be followed, so there is nothing to show here."));

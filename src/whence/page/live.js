@@ -37,13 +37,14 @@ function follow(job, onprogress) {
 
 export class Live {
   static async connect() {
-    const { models, methods, limits } = await (await call("/api/models")).json();
-    return new Live(models, methods, limits);
+    const { models, methods, attributions, limits } = await (await call("/api/models")).json();
+    return new Live(models, methods, attributions, limits);
   }
 
-  constructor(models, methods, limits) {
+  constructor(models, methods, attributions, limits) {
     this.models = models;
     this.methods = methods;
+    this.attributions = attributions;
     this.limits = limits;
     this.trace = null;
   }

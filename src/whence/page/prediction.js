@@ -1,9 +1,10 @@
 // What the output came from: several methods' attributions, line by line.
 
-import { h, number } from "./dom.js";
+import { choice, h, number, replace } from "./dom.js";
 import { card } from "./export.js";
 import { dataTable } from "./chart.js";
 import { outputPicture } from "./output.js";
+import { go } from "./state.js";
 import { tokenName, tokenText } from "./tokens.js";
 
 function ranks(values) {
@@ -27,6 +28,22 @@ function spearman(a, b) {
   return xx && yy ? xy / Math.sqrt(xx * yy) : null;
 }
 
+// A method that is not there yet, asked of the server; its line joins the others.
+function another(source) {
+  const { prediction } = source.manifest;
+  const open = (source.live?.attributions ?? []).filter((m) => !prediction.attributions.some((a) => a.name === m.name));
+  if (!open.length) return null;
+  const say = h("span", { class: "facts", role: "status" });
+  return h("div", { class: "controls no-export" }, choice("Compute another", [["", "…"], ...open.map((m) => [m.name, m.title])], "", async (method) => {
+    if (!method) return;
+    replace(say, "Working …");
+    try {
+      prediction.attributions.push(await source.live.ask("attribution", { method }));
+      go({});
+    } catch (error) { replace(say, error.message); }
+  }), say);
+}
+
 export function predictionView(source) {
   const { prediction } = source.manifest;
   const known = prediction.attributions.filter((a) => !a.reason);
@@ -45,7 +62,7 @@ export function predictionView(source) {
   const agreement = dataTable(["Spearman ρ", ...alike.map((a) => a.title)], alike.map((a) => [a.title, ...alike.map((b) => spearman(a.values, b.values))]), 2);
   return h("div", { class: "view prediction" },
     card(`The model’s ${prediction.output.what}`, "output", outputPicture(prediction.output)),
-    card("What it came from", "attributions", h("div", {}, lines,
+    card("What it came from", "attributions", h("div", {}, another(source), lines,
       missing.length ? h("p", { class: "hint" }, "Not available here: ", missing.map((m) => `${m.title} (${m.reason})`).join("; ")) : null), {
       csv: () => [["position", "token", ...alike.map((a) => a.name)], ...tokens.text.map((t, i) => [i, t, ...alike.map((a) => a.values[i])])] }),
     h("div", { class: "columns" }, card("Do the methods agree?", "agreement", agreement), card("Token by token", "attribution-table", h("div", { class: "tall" }, table))));

@@ -128,6 +128,7 @@ def create_app(
         return schemas.ModelsAnswer(
             models=[schemas.ModelAnswer(name=name, loaded=shelf.is_loaded(name)) for name in shelf.names],
             methods=[schemas.MethodAnswer(name=name, title=title) for name, title in work.METHODS.items()],
+            attributions=[schemas.MethodAnswer(name=name, title=title) for name, title in work.ATTRIBUTIONS.items()],
             limits=schemas.LimitsAnswer(
                 text=bounds.text, tokens=bounds.tokens, jobs=bounds.jobs, seconds=bounds.seconds
             ),

@@ -104,6 +104,7 @@ class ModelsAnswer(BaseModel):
 
     models: list[ModelAnswer]
     methods: list[MethodAnswer]
+    attributions: list[MethodAnswer]
     limits: LimitsAnswer
 
 

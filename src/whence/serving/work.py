@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from whence.errors import InputError
 from whence.reporting.mixing import TITLES
+from whence.reporting.prediction import MORE
 from whence.serving.limits import Limits
 from whence.serving.shelf import Entry, Shelf, Traces
 
@@ -17,6 +18,9 @@ Step = Callable[[str, float], None]
 
 METHODS = {name: title for name, title in TITLES.items() if name != "flow"}
 """Mixing methods that can be computed on demand; attention flow takes n² maximum flows, too long for a caller to wait."""
+
+ATTRIBUTIONS = {**METHODS, **{name: title for name, (title, _) in MORE.items()}}
+"""Methods that can be asked what a prediction came from."""
 
 BUDGET = 1.0
 
@@ -132,7 +136,9 @@ def attribution(shelf: Shelf, entry: Entry, request: MethodRequest, step: Step) 
     """One line of the prediction view."""
     from whence.reporting.prediction import attribution_of
 
-    step(request.method, 0.1)
+    if request.method not in ATTRIBUTIONS:
+        raise InputError(f"method={request.method!r} is not one of {', '.join(ATTRIBUTIONS)}.")
+    step(ATTRIBUTIONS[request.method], 0.1)
     with shelf.borrowed(entry.model) as model:
-        step(request.method, 0.2)
+        step(ATTRIBUTIONS[request.method], 0.2)
         return attribution_of(model, entry.trace, request.method)

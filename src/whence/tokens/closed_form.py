@@ -82,8 +82,9 @@ def ridge(found: Moments, penalties: tuple[float, ...]) -> list[Affine]:
 def even_basis(found: Moments, penalty: float) -> tuple[Tensor, Tensor]:
     """B = U diag(λ_k + penalty)^(−¼), [d, d], with C = U diag(λ) Uᵀ, and its inverse: half way to whitening.
 
-    A few positions of a decoder have states hundreds of times longer than the rest. They make up one or two directions
-    of U; in this basis they no longer drown the others. Whitening wholly (−½) would make noise as loud as the rest.
+    The first position of a decoder can have states a hundred times longer than the rest. They make up one or two
+    directions of U; in this basis they no longer drown the others. Whitening wholly (−½) would make noise as loud as
+    everything else.
     """
     values, vectors = found.eigen
     root = (values + penalty) ** 0.25
