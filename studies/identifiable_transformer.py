@@ -144,19 +144,15 @@ def write() -> None:
         "",
         (
             "Written by `python studies/identifiable_transformer.py` (data from `../shared/data`). Encoders of width "
-            "128 with 4 heads, "
-            "one layer unless said otherwise, trained from scratch, vocabulary of at most 4,000 pieces, learning rate "
-            "0.001, batches of 64, "
-            "the same number of epochs for every variant, the epoch chosen on a tenth of the training texts; accuracy "
-            "on the test texts. "
-            f"{len(done)} runs, {total / 60:.0f} CPU minutes on one thread."
+            "128 with 4 heads, one layer unless said otherwise, trained from scratch, vocabulary of at most 4,000 "
+            "pieces, learning rate 0.001, batches of 64, the same number of epochs for every variant, the epoch "
+            f"chosen on a tenth of the training texts; accuracy on the test texts. {len(done)} runs, {total / 60:.0f} "
+            "CPU minutes on one thread."
         ),
         "",
         (
             "`uniform` is the control: its attention is the mean over all tokens. Where it does as well as the "
-            "others, "
-            "the data set cannot "
-            "show whether attention works."
+            "others, the data set cannot show whether attention works."
         ),
         "",
         "## Accuracy, mean ± sd over seeds",
@@ -220,8 +216,7 @@ def write() -> None:
         "",
         (
             "Beyond 33 tokens k ≤ 32 leaves no alternative near a row, k > 32 a whole family of them (see the "
-            "identifiability statement "
-            "of a model)."
+            "identifiability statement of a model)."
         ),
     ]
     PAGE.parent.mkdir(parents=True, exist_ok=True)
@@ -278,9 +273,8 @@ def _cost(done: dict[str, dict[str, Any]]) -> list[str]:
         "## What it costs",
         "",
         (
-            "| variant | attention parameters | unique up to, given the head output | given the block output | CPU "
-            "s on "
-            "IMDB |"
+            "| variant | attention parameters | unique up to, given the head output | given the block output | CPU s "
+            "on IMDB |"
         ),
         "|---|---|---|---|---|",
     ]

@@ -15,7 +15,6 @@ from whence import embedded
 from whence.errors import UnavailableError
 from whence.loading import Model, load
 
-
 torch.set_num_threads(1)  # several workers share the machine; more threads each would only wait for each other
 
 

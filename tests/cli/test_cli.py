@@ -134,9 +134,7 @@ def test_a_long_error_stays_on_one_line(failing: SimpleNamespace, capsys: pytest
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_an_unexpected_error_has_no_traceback(
-    failing: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unexpected_error_has_no_traceback(failing: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     failing.do = throws(ZeroDivisionError("division by zero"))
     assert main(["fail"]) == 1
     err = capsys.readouterr().err
@@ -218,9 +216,7 @@ def test_get(fetched: list[tuple[str, bool]], tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out == f"smollm2\t{tmp_path}/smollm2\nminilm\t{tmp_path}/minilm\n"
 
 
-def test_get_json_quiet(
-    fetched: list[tuple[str, bool]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_get_json_quiet(fetched: list[tuple[str, bool]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["get", "minilm", "--json", "--quiet"]) == 0
     assert fetched == [("minilm", True)]
     (row,) = json.loads(capsys.readouterr().out)
@@ -240,9 +236,7 @@ def test_get_stops_before_any_download(
     assert fetched == []
 
 
-def test_get_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_get_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("WHENCE_CACHE", str(tmp_path))
     monkeypatch.setattr(embedded, "_installed", lambda model: None)
     assert main(["get", "--list"]) == 0

@@ -97,7 +97,8 @@ def certify(
 
     `query`: a position, or a token that stands once in the text. `top`: how many weights; None, all. `tolerance`:
     allow the head's contribution to the output to move by this share of its root mean square, per coordinate.
-    `orders`: also say which of these weights are certainly above which. `Certificate.check()` verifies all of it again without a solver.
+    `orders`: also say which of these weights are certainly above which. `Certificate.check()` verifies all of it
+    again without a solver.
 
     >>> import whence
     >>> trace = whence.trace(whence.load(), "The bank raised its rates.")

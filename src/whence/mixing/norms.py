@@ -6,13 +6,10 @@ Kobayashi et al., "Attention is Not Only a Weight" (EMNLP 2020): ‖Σ_h A^h_ij 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from whence.mixing.decomposition import Decomposition
-
 
 _KEYS = 32  # keys worked on together: their vectors stay in the processor's cache
 
@@ -53,8 +50,3 @@ def _gram_factor(sources: Tensor) -> Tensor:
         values, vectors = torch.linalg.eigh(gram[failed])
         factor[failed] = vectors * values.clamp(min=0).sqrt()[:, None]
     return factor
-
-
-def attention_only(split: Decomposition) -> Decomposition:
-    """The attention block's parts alone: no residual."""
-    return replace(split, own=torch.zeros_like(split.own))

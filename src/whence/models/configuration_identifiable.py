@@ -88,9 +88,8 @@ class IdentifiableConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
         shared = self.hidden_size // self.num_attention_heads
         if self.hidden_size % self.num_attention_heads and (self.value_size is None and self.heads == "concat"):
             raise InputError(
-                f"hidden_size={self.hidden_size} does not divide into {self.num_attention_heads} heads: choose "
-                "sizes that "
-                "do, or give key_size and value_size."
+                f"hidden_size={self.hidden_size} does not divide into {self.num_attention_heads} heads: choose sizes "
+                "that do, or give key_size and value_size."
             )
         if self.value_size is None:
             self.value_size = self.hidden_size if self.heads == "add" else shared
@@ -107,8 +106,7 @@ class IdentifiableConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
         if given in _ROTARY:
             why = (
                 f"keys={self.keys!r} needs every key to be the same linear map of its value, and a rotation by "
-                "position "
-                "makes that map differ from position to position: attention would no longer be unique. "
+                "position makes that map differ from position to position: attention would no longer be unique. "
                 if self.keys != "free"
                 else "this model has no rotary positions. "
             )

@@ -82,8 +82,7 @@ def read_labelled(
             if not skip_empty:
                 raise InputError(
                     f"row {number} of {found.source!r} has an empty text ({one!r}). Fill it in, or leave such rows "
-                    "out with "
-                    "skip_empty=True (--skip-empty)."
+                    "out with skip_empty=True (--skip-empty)."
                 )
             continue
         if mark is None or mark != mark or str(mark).strip() == "":  # NaN is not equal to itself

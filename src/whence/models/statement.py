@@ -73,9 +73,8 @@ class Statement:
         if self.attention == "uniform":
             return [
                 (
-                    "Attention is uniform by construction: every visible key gets the weight 1/n, so there is nothing "
-                    "to identify. "
-                    "This model is the control."
+                    "Attention is uniform by construction: every visible key gets the weight 1/n, so there is "
+                    "nothing to identify. This model is the control."
                 )
             ]
         first = self.layers[0]
@@ -83,13 +82,12 @@ class Statement:
         out = [
             (
                 f"{len(self.layers)} layer{'s' * (len(self.layers) > 1)} of {self.heads} heads ({self.arrangement}), "
-                "key size "
-                f"{first.key_size}, value size {first.value_size}; measured value-to-output rank per head {worst}."
+                f"key size {first.key_size}, value size {first.value_size}; measured value-to-output rank per head "
+                f"{worst}."
             ),
             (
                 "Given a head's own output, and whatever produced the weights, each row is unique up to "
-                f"{self.simplex_from_head} "
-                f"tokens (n ≤ rank + 1, generic inputs) and not beyond."
+                f"{self.simplex_from_head} tokens (n ≤ rank + 1, generic inputs) and not beyond."
             ),
         ]
         if self.keys == "free":
@@ -98,10 +96,9 @@ class Statement:
             residual = max(f.tied_residual or 0.0 for f in self.layers)
             out.append(
                 "Among rows that softmax can produce from its keys each row is unique at every length: keys are a "
-                "linear "
-                f"map of values (K = V{'·M' if self.keys == 'tied' else ''}, measured residual outside span[T, 1] "
-                f"{residual:.0e}), "
-                "so two rows with the same output have the same logarithm up to a constant (Theorem 1)."
+                f"linear map of values (K = V{'·M' if self.keys == 'tied' else ''}, measured residual outside span[T, "
+                f"1] {residual:.0e}), so two rows with the same output have the same logarithm up to a constant "
+                "(Theorem 1)."
             )
         else:
             out.append(
@@ -112,17 +109,15 @@ class Statement:
         if self.from_block == EVERY:
             out.append(
                 "Given only the attention block's output (before residual and norm) the same holds: the output "
-                "projection "
-                f"has full row rank ({first.output_rank} of {first.output_rows}), so the block output determines "
-                "every head "
-                f"output; its condition number is {worst_condition:.3g}, by which recovery amplifies noise."
+                f"projection has full row rank ({first.output_rank} of {first.output_rows}), so the block output "
+                f"determines every head output; its condition number is {worst_condition:.3g}, by which recovery "
+                "amplifies noise."
             )
         else:
             out.append(
                 "Given only the attention block's output (before residual and norm) the rows of all heads together "
-                "are "
-                f"unique up to {self.from_block} tokens; beyond, other rows give the same block output "
-                f"(condition number of the output projection {worst_condition:.3g})."
+                f"are unique up to {self.from_block} tokens; beyond, other rows give the same block output (condition "
+                f"number of the output projection {worst_condition:.3g})."
             )
         if self.norm == "post":
             out.append("After the post-norm one direction per row is lost (the mean and the scale are divided out).")
@@ -178,8 +173,7 @@ def state(
     if d_k < d_v:
         local = (
             f"key size {d_k} < value size {d_v}, so a row has no alternatives in its neighbourhood at any length "
-            "(generic); "
-            "far from it none has been found, which is no proof."
+            "(generic); far from it none has been found, which is no proof."
         )
     elif d_k == d_v:
         local = (

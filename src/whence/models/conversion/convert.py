@@ -112,8 +112,7 @@ def tie_keys(
     if residual > TIED:
         raise ModelError(
             f"after conversion {residual:.1e} of a key of {chosen.name} still lies outside its values: the model "
-            "changes its "
-            "keys after projecting them, so tying the projections does not make its attention unique."
+            "changes its keys after projecting them, so tying the projections does not make its attention unique."
         )
     say("measuring fidelity")
     after = Fidelity(
@@ -188,9 +187,8 @@ def fit(model: Model, corpus: Corpus, places: list[Projections], seed: int) -> l
             layer = layers[number]
             if not layer.keys_proved:
                 raise ModelError(
-                    f"in layer {number} of {model.name} the weights are not softmax of scaled query · key plus a "
-                    "bias that was "
-                    "seen: its attention has terms that Theorem 1 does not cover."
+                    f"in layer {number} of {model.name} the weights are not softmax of scaled query · key plus a bias "
+                    "that was seen: its attention has terms that Theorem 1 does not cover."
                 )
             at = number * len(places) // len(layers)  # layers may share one module (ALBERT)
             if at == len(problems):

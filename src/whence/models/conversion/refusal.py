@@ -25,12 +25,9 @@ def refuse_unfit(model: Model) -> None:
     if rotary:
         raise ModelError(
             f"{model.name} turns its keys by position (RoPE) and not its values: K_j = R_j·V_j·M is a different map "
-            "at every "
-            "position, so col(K) leaves span[T, 1] and Theorem 1 does not hold; tying its keys would not make its "
-            "attention "
-            "unique. What would be needed: positions that are added to the embeddings or to the scores (learned, "
-            "ALiBi, T5 "
-            "bias) in place of the rotation, and training anew."
+            "at every position, so col(K) leaves span[T, 1] and Theorem 1 does not hold; tying its keys would not "
+            "make its attention unique. What would be needed: positions that are added to the embeddings or to the "
+            "scores (learned, ALiBi, T5 bias) in place of the rotation, and training anew."
         )
     if kind.startswith("relative_key"):
         raise ModelError(
@@ -41,7 +38,6 @@ def refuse_unfit(model: Model) -> None:
         raise ModelError(f"{model.name} is an encoder–decoder; tie_keys converts encoders of the BERT family.")
     if getattr(config, "is_decoder", False) or type(model.model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
         raise ModelError(
-            f"{model.name} is a decoder; tie_keys converts encoders of the BERT family. A decoder without RoPE "
-            "would need the "
-            "closed form and the distillation with its causal mask."
+            f"{model.name} is a decoder; tie_keys converts encoders of the BERT family. A decoder without RoPE would "
+            "need the closed form and the distillation with its causal mask."
         )

@@ -89,9 +89,8 @@ def projections(model: nn.Module, heads: int) -> list[Projections]:
     found = list(_projections(model, heads))
     if not found:
         raise ModelError(
-            f"{type(model).__name__} has no attention module with separate query, key and value projections under "
-            "any of "
-            f"the names {', '.join('/'.join(n) for n in NAMES)}; tie_keys converts encoders of the BERT family."
+            f"{type(model).__name__} has no attention module with separate query, key and value projections under any "
+            f"of the names {', '.join('/'.join(n) for n in NAMES)}; tie_keys converts encoders of the BERT family."
         )
     return found
 
@@ -108,8 +107,7 @@ def _projections(model: nn.Module, heads: int) -> Iterator[Projections]:
             if query.out_features != value.out_features or value.out_features % heads:
                 raise ModelError(
                     f"in {path!r} queries have {query.out_features} features and values {value.out_features} for "
-                    f"{heads} "
-                    "heads: tie_keys needs one value head for every query head."
+                    f"{heads} heads: tie_keys needs one value head for every query head."
                 )
             yield Projections(module, path, names, heads)
 
@@ -167,8 +165,7 @@ def unfold(places: list[Projections]) -> list[Tensor]:
         if float(left.max()) > 1e-4:
             raise ModelError(
                 f"the keys of {place.path!r} are no function of its values ({float(left.max()):.1e} is left over): "
-                "start from a "
-                "model that tie_keys has made."
+                "start from a model that tie_keys has made."
             )
         matrices.append(mixing)
     return matrices

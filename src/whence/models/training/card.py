@@ -19,10 +19,8 @@ def card(metrics: dict[str, Any], statement: Statement) -> str:
         "",
         (
             f"A text classifier with {metrics['parameters']:,} parameters ({metrics['attention_parameters']:,} of "
-            "them "
-            "in attention), "
-            f"trained on {metrics['train_texts']:,} texts of {metrics['data']} with {len(metrics['labels'])} labels: "
-            f"{', '.join(metrics['labels'])}."
+            f"them in attention), trained on {metrics['train_texts']:,} texts of {metrics['data']} with "
+            f"{len(metrics['labels'])} labels: {', '.join(metrics['labels'])}."
         ),
         "",
         "```python",

@@ -35,9 +35,8 @@ class CarefulTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         bad = next((name for name, p in self._weights() if not bool(torch.isfinite(p).all())), None)
         if bad is not None:
             raise ModelError(
-                f"the weight {bad!r} is NaN or infinite after step {self.state.global_step}: training was stopped "
-                "and that state "
-                f"was not saved.{self._last_good()} Try a lower learning rate."
+                f"the weight {bad!r} is NaN or infinite after step {self.state.global_step}: training was stopped and "
+                f"that state was not saved.{self._last_good()} Try a lower learning rate."
             )
         try:
             super()._save_checkpoint(*args, **kwargs)
