@@ -1,6 +1,6 @@
 """What does a trace cost? Against a plain eager forward with attentions, and against the fused forward.
 
-One thread, all in one run, best of several; the proof is made once per model, before the clock starts. Peak memory is
+One thread, all in one run and in turns, best of 20; the proof is made once per model, before the clock starts. Peak memory is
 the growth of the process's resident set in a fresh process per case.
 
     python benchmarks/trace.py [--model minilm] [--lengths 128 512]
@@ -23,18 +23,18 @@ import torch
 import whence
 
 TEXT = "The old doctor told the nurse that she would not leave the ward before the storm was over. "
-REPEATS = 7
+REPEATS = 20
 
 
-def best(work: Callable[[], Any]) -> float:
-    """Milliseconds of the quickest of several runs, after one to warm up."""
-    work()
-    times = []
-    for _ in range(REPEATS):
-        start = time.process_time()  # CPU time on one thread: what else the machine does matters less
-        work()
-        times.append(time.process_time() - start)
-    return 1e3 * min(times)
+def best(works: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Milliseconds of the quickest of several runs of each, taken in turns so that all meet the same machine."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(REPEATS + 1):
+        for name, work in works.items():
+            start = time.process_time()  # CPU time on one thread: what else the machine does matters less
+            work()
+            times[name].append(time.process_time() - start)
+    return {name: 1e3 * min(found[1:]) for name, found in times.items()}  # the first is to warm up
 
 
 def cases(model: whence.Model, ids: dict[str, torch.Tensor]) -> dict[str, Callable[[], Any]]:
@@ -108,7 +108,7 @@ def main() -> None:
     print(f"{'n':>4}  {'case':28} {'ms':>8} {'over eager':>10} {'over sdpa':>10} {'peak MiB':>9}")
     for n in arguments.lengths:
         ids = inputs(model, n)
-        found = {name: best(work) for name, work in cases(model, ids).items()}
+        found = best(cases(model, ids))
         for name, ms in found.items():
             command = [sys.executable, __file__, "--model", arguments.model, "--peak", str(n), name]
             out = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)

@@ -174,7 +174,8 @@ def write() -> None:
             "384, 12 heads of 32) is converted by `whence.tie_keys`: K = V·M in every head, closed-form M, then "
             "distillation of the hidden states on texts of 3 to 512 tokens, one thread. Test sentences of SST-2, "
             "TREC and Subj are taken out of the distillation texts, and a sentence is measured only if none of those "
-            "texts has the same letters and digits (MR holds SST-2 sentences in another spelling)."
+            "texts has the same letters and digits (MR holds SST-2 sentences in another spelling; the probes' test sets "
+            "still have such sentences, and distillation uses no labels)."
         ),
         "",
         (

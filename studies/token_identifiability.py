@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
+import re
+import textwrap
 from typing import Any
 
 import _corpora as corpora
@@ -21,20 +24,19 @@ import torch
 import whence
 from whence.files import write_atomically
 from whence.tokens.result import TokenIdentifiability
-from whence.tokens.training import Training
 
 FOLDER = corpora.WORK / "token_identifiability"
 DOCS = corpora.ROOT / "docs" / "studies"
 MRPC = corpora.DATA / "mrpc" / "msr_paraphrase_train.txt"
 ALL = ("naive", "linear", "mlp", "ridge", "procrustes")
 RUNS: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "minilm": ("minilm", 300, {"maps": ALL, "training": Training(epochs=12)}),
+    "minilm": ("minilm", 400, {"maps": ALL}),
     "minilm-vocabulary": (
-        "minilm", 300,
+        "minilm", 400,
         {"maps": ("naive", "linear", "ridge"), "layers": [0, 2, 4, 6], "parts": ("whole",), "pool": "vocabulary"},
     ),
     "smollm2": (
-        "smollm2", 150, {"maps": ALL, "layers": [0, 1, 8, 16, 24, 30], "training": Training(epochs=12)},
+        "smollm2", 300, {"maps": ALL, "layers": [0, 1, 8, 16, 24, 30]},
     ),
 }  # fmt: skip
 
@@ -131,7 +133,7 @@ def _cell(lines: pd.DataFrame, name: str, distance: str) -> str:
 def figure(name: str, draw: Any, columns: int, width: float = 5.6) -> str:
     from matplotlib.figure import Figure
 
-    drawing = Figure(figsize=(width * columns, 4.0), layout="constrained")
+    drawing = Figure(figsize=(width * columns, 4.8), layout="constrained")
     draw(drawing.subplots(1, columns, squeeze=False)[0])
     file = f"token-identifiability-{name}.png"
     buffer = io.BytesIO()
@@ -189,8 +191,8 @@ def draw_transfer(encoder: TokenIdentifiability, decoder: TokenIdentifiability) 
 
 
 def control(result: TokenIdentifiability) -> str:
-    values = result.extra["control"]
-    return f"{float(values.min()):.4f}–{float(values.max()):.4f} (chance {result.chance:.4f})"
+    low, high = (float(value) for value in result.extra["control"].aminmax())
+    return f"{low:.4f}–{high:.4f} (chance {result.chance:.4f}, with ties {result.report['chance_with_ties']:.4f})"
 
 
 def write() -> None:
@@ -230,6 +232,12 @@ def write() -> None:
     print(f"wrote {DOCS.relative_to(corpora.ROOT) / 'token-identifiability.md'}")
 
 
+def wrapped(block: str) -> str:
+    """A paragraph or a list item in lines of 118."""
+    indent = "  " if block.startswith("- ") else ""
+    return textwrap.fill(" ".join(block.split()), 118, subsequent_indent=indent, break_on_hyphens=False)
+
+
 class Cells:
     """`cells["linear cosine 6"]`, `cells["mlp l2 last direction"]`, `cells["linear cosine last next"]`: rates, as text."""
 
@@ -247,7 +255,7 @@ class Cells:
 def findings(encoder: TokenIdentifiability, words: TokenIdentifiability, decoder: TokenIdentifiability) -> str:
     """What agrees with the paper, what differs, and why; every number is taken from the results."""
     matrix_ = encoder.transfer("linear", "cosine")
-    return FINDINGS.format(
+    text = FINDINGS.format(
         e=Cells(encoder),
         d=Cells(decoder),
         w=Cells(words),
@@ -262,6 +270,12 @@ def findings(encoder: TokenIdentifiability, words: TokenIdentifiability, decoder
         vocabulary=f"{round(1 / words.chance):,}",
         majority=number(words.report["majority"]),
     )
+    blocks = re.split(r"\n(?=- )|\n\n", text.strip())
+    lines = [wrapped(block) for block in blocks]
+    joined = lines[0]
+    for before, line in itertools.pairwise(lines):
+        joined += ("\n" if before.startswith("- ") and line.startswith("- ") else "\n\n") + line
+    return f"\n{joined}\n"
 
 
 FINDINGS = """
@@ -271,11 +285,12 @@ FINDINGS = """
   BERT-base at the same depth: .998), and the rate falls only towards the end, to {e[linear cosine last]}.
 - The order of the curves is the published one. Cosine is above L2 for the same map (last layer, linear
   {e[linear cosine last]} against {e[linear l2 last]}; MLP {e[mlp cosine last]} against {e[mlp l2 last]}), learned maps
-  are above the naive one ({e[naive cosine last]}, {e[naive l2 last]}), and the MLP adds more to L2 than to cosine.
+  are above the naive one ({e[naive cosine last]}, {e[naive l2 last]}), and the MLP adds more to L2 than to
+  cosine (layer 5: {e[linear l2 5]} to {e[mlp l2 5]}, {e[linear cosine 5]} to {e[mlp cosine 5]}).
 - Identity lives in the angle. With the direction alone the linear map does as well as with the whole state
   ({e[linear cosine last direction]} against {e[linear cosine last]}), and L2 even gains ({e[linear l2 last direction]} against
-  {e[linear l2 last]}): the length of the last state is noise to it. With the norm alone even the MLP stays near chance
-  ({e[mlp cosine last norm]}; chance {chance}).
+  {e[linear l2 last]}): the length of the last state only misleads it. With the norm alone even the MLP recovers
+  {e[mlp cosine last norm]} (chance {chance}).
 - Late maps work on early layers, early maps fail on late ones: the linear map of the last layer recovers
   {late_low}–{late_high} on the layers before it, that of layer 1 only {early} on the last (BERT-base: at least .917, and .68).
 
@@ -291,7 +306,9 @@ FINDINGS = """
   one layer, where the linear map still has {d[linear cosine 1]}. A causal model need not keep the present token: at the
   last layer the linear map recovers {d[linear cosine last]}, and the next token is recovered from the same states in
   {d[linear cosine last next]} of the cases (at the embeddings {d[linear cosine 0 next]}: what the present word alone
-  says of the next).
+  says of the next). For the next token the naive map beats every fitted one at layer 24 ({d[naive cosine 24 next]} against
+  {d[linear cosine 24 next]}): SmolLM2 reads and writes with one table of embeddings, and its state has already turned towards
+  the token to come.
 - With rotary positions equal tokens have equal embeddings ({ties} of SmolLM2's test tokens have such a twin in their sequence),
   and a hit on any of them counts: a blind guess is then right {tied_chance} of the time, not {decoder_chance}.
 - Fewer sentences than the paper's, and maps that start from the ridge solution; the perceptron has the linear map beside its
@@ -304,12 +321,15 @@ as loss gains over least squares ({e[linear cosine last]} against {e[ridge cosin
 ({e[linear l2 last]} against {e[ridge l2 last]}). Procrustes, a rotation, says how much of the identity merely turned:
 {e[procrustes cosine last]} in MiniLM's last layer. In SmolLM2 it fails on whole states ({d[procrustes cosine middle]} at
 layer {middle}) and works on directions ({d[procrustes cosine middle direction]}): the first position of every
-sequence has a state more than a hundred times as long as the others, and least squares on whole states sees little else.
+sequence has a state more than a hundred times as long as the others, and least squares on whole states sees little else. That the
+rotation then beats the free linear map ({d[linear cosine middle direction]}) says that some thousand tokens are too few
+for one: it does not reach tokens that it has not seen (last table), so that SmolLM2's linear rates are lower bounds.
 
 **The word without its sentence.** Among all {vocabulary} tokens of the vocabulary the ridge map still names the right one for
 {w[ridge cosine 0]} of the tokens at the embeddings and {w[ridge cosine last]} at the last layer (cosine); always
 answering the most frequent token would be right {majority} of the time. The naive map compares states with rows of the
-table, which lack position, segment and norm: that is why it is not 1 at layer 0.
+table, which lack position, segment and norm, and is right for {w[naive cosine 0]} and {w[naive cosine last]}. At the
+last layer it beats the maps fitted for L2 ({w[naive l2 last]} against {w[linear l2 last]}).
 """
 
 
@@ -329,8 +349,8 @@ is before the final norm.
 
 {sizes}
 
-Control: a ridge map for labels shuffled within each sequence recovers {encoder_control} with MiniLM and
-{decoder_control} with SmolLM2, where ties (below) count.
+Control: a ridge map for labels shuffled within each sequence recovers {encoder_control}
+with MiniLM and {decoder_control} with SmolLM2.
 
 ## What was found
 {findings}

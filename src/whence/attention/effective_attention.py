@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, overload
 
-import torch
 from torch import Tensor
 
 from whence.attention.heads import by_group
 from whence.core._checks import Constraint
+from whence.core._memory import stacked
 from whence.core.effective_attention import effective_attention as effective
 from whence.errors import InputError
 from whence.reading.trace import Layer, Trace
@@ -92,7 +92,7 @@ def of_trace(trace: Trace, *, constraint: Constraint = "output", attention: str 
     if len({f.shape for f in found}) > 1:
         raise InputError("the layers differ in shape: select those that agree with trace.select(layers=…).")
     return EffectiveAttention(
-        values=torch.stack(found),
+        values=stacked(found),
         axes=("layer", "head", "query", "key"),
         tokens=stack.tokens,
         key_tokens=None if stack.key_tokens is stack.tokens else stack.key_tokens,

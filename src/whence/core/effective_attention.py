@@ -15,6 +15,7 @@ from torch import Tensor
 from whence.core._basis import centre, column_basis, rank_eps, unit_scale
 from whence.core._causal import causal_blocks, causal_plan
 from whence.core._checks import Constraint, check_constraint, check_finite, check_pair, check_stray, shape
+from whence.core._memory import fresh
 from whence.core._units import causal_keys, flat_index, full_mask, grouped, shared_keys
 from whence.errors import InputError
 
@@ -67,7 +68,7 @@ def effective_attention(
             raise InputError(f"outputs has shape {shape(outputs)}; expected (…, {wanted[0]}, {wanted[1]}) = A @ V.")
         check_finite("outputs", outputs)
     attention = attention.detach()
-    result = attention.new_empty(*batch, *attention.shape[-2:])
+    result = fresh(attention, *batch, *attention.shape[-2:])
     mask = None if visible is None else full_mask(visible, *attention.shape[-2:])
     keys = None if mask is None else shared_keys(mask)
     causal = causal_keys(mask) if mask is not None and keys is None else None

@@ -6,6 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -103,10 +104,16 @@ def picking_up(model: nn.Module, handles: Iterable[Handle]) -> Iterator[dict[Han
             hook.remove()
 
 
+@lru_cache(maxsize=256)
+def _signature(owner: Any) -> tuple[frozenset[str], bool]:
+    """The names that a class's forward takes, and whether it takes any other."""
+    parameters = inspect.signature(owner.forward).parameters
+    return frozenset(parameters), any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
 def accepted(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs that this model's forward takes, and no cache: every position must be seen in this pass."""
-    parameters = inspect.signature(model.forward).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    parameters, takes_any = _signature(type(model))
     kept = {name: value for name, value in inputs.items() if name in parameters or takes_any}
     if "use_cache" in parameters:
         kept["use_cache"] = False

@@ -186,7 +186,8 @@ def label_ids(model: Model, ids: Tensor) -> Tokens:
         names = tuple(f"#{i}" for i in numbers)
         return Tokens(names, names, numbers)
     raw = tuple(str(t) for t in model.tokenizer.convert_ids_to_tokens(list(numbers)))
-    special = tuple(i in set(model.tokenizer.all_special_ids) for i in numbers)
+    marks = set(model.tokenizer.all_special_ids)
+    special = tuple(i in marks for i in numbers)
     return Tokens(readable(model.tokenizer, raw, special), raw, numbers, None, None, special)
 
 

@@ -108,7 +108,7 @@ def find_wiring(tape: Tape, projected: Node, upstream: set[int], tolerance: floa
     state = total
     uses = consumers(closure(total))
     side = _lone_side_addend(total, uses)
-    while side is not None:
+    while side is not None and side[0].outputs[0] is not total:
         add, other = side
         others.append(other)
         total = state = add.outputs[0]

@@ -18,7 +18,7 @@ WHAT = {-1: "the token before", 0: "the token itself", 1: "the next token"}
 
 def plot_rates(result: TokenIdentifiability, *, part: str = "whole", target: int = 0, ax: Any = None) -> Any:
     """One line per map (colour) and distance (solid cosine, dashed L2), its interval shaded, chance dotted."""
-    axes = new_axes((6.4, 4.0)) if ax is None else ax
+    axes = new_axes((6.4, 4.8)) if ax is None else ax
     layers = list(result.layers)
     for name in result.maps:
         for distance in result.distances:
@@ -37,13 +37,14 @@ def plot_rates(result: TokenIdentifiability, *, part: str = "whole", target: int
         title=f"{result.provenance.model}: {WHAT.get(target, f'the token at {target:+d}')}"
         + ("" if part == "whole" else f", from its {part} only"),
     )
-    axes.legend(fontsize="small", ncols=2)
+    # Below the axes: with ten lines there is no empty corner.
+    axes.legend(fontsize="small", ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.15))
     return axes
 
 
 def plot_transfer(result: TokenIdentifiability, name: str, distance: str, *, ax: Any = None) -> Any:
     """Rows: the layer whose map it is; columns: the layer it is tested on."""
-    axes = new_axes((6.4, 4.0)) if ax is None else ax
+    axes = new_axes((6.4, 4.8)) if ax is None else ax
     matrix = result.transfer(name, distance)
     image = axes.imshow(matrix.numpy(), origin="lower", vmin=0, vmax=1, cmap="viridis", aspect="auto")
     places = range(len(result.layers))

@@ -123,8 +123,10 @@ def train(
         say(f"{data.empty} empty texts were left out.")
 
     trainer = _trainer(folder, settings, tokenizer, classes, parts, quiet)
-    from whence.models.training.trainer import last_checkpoint
+    from whence.models.training.trainer import discard_partial, last_checkpoint
 
+    if trainer.is_world_process_zero():
+        discard_partial(folder / "checkpoints")
     begun = time.perf_counter()
     start = last_checkpoint(folder / "checkpoints")
     if start is not None:

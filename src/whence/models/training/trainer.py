@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,3 +77,10 @@ def last_checkpoint(folder: Path) -> Path | None:
         if number and (path / COMPLETE).exists():
             steps[int(number.group(1))] = path
     return steps[max(steps)] if steps else None
+
+
+def discard_partial(folder: Path) -> None:
+    """Remove checkpoints that a kill left unfinished: the Trainer counts them when it decides which ones to delete."""
+    for path in folder.glob("checkpoint-*"):
+        if path.is_dir() and not (path / COMPLETE).exists():
+            shutil.rmtree(path, ignore_errors=True)
