@@ -113,7 +113,10 @@ def train(
 
     def loss_of(z: Tensor, y: Tensor) -> Tensor:
         both = torch.addmm(bias, z, weight)
-        guess = both if out is None else both[:, :k] + torch.nn.functional.gelu(both[:, k:]) @ out
+        guess = both
+        if out is not None:
+            straight, hidden = torch.split(both, [k, len(out)], dim=1)  # one copy in the backward pass, slices take two
+            guess = torch.addmm(straight, torch.nn.functional.gelu(hidden), out)
         if distance == "cosine":  # y has length 1
             lengths: Tensor = torch.linalg.vector_norm(guess, dim=-1).clamp_min(1e-30)
             return 1 - ((guess * y).sum(-1) / lengths).mean()
