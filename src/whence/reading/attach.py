@@ -113,7 +113,8 @@ def _signature(owner: Any) -> tuple[frozenset[str], bool]:
 
 def accepted(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs that this model's forward takes, and no cache: every position must be seen in this pass."""
-    parameters, takes_any = _signature(type(model))
+    owner: Any = type(model)
+    parameters, takes_any = _signature(owner)
     kept = {name: value for name, value in inputs.items() if name in parameters or takes_any}
     if "use_cache" in parameters:
         kept["use_cache"] = False
