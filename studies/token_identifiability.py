@@ -306,7 +306,7 @@ FINDINGS = """
   one layer, where the linear map still has {d[linear cosine 1]}. A causal model need not keep the present token: at the
   last layer the linear map recovers {d[linear cosine last]}, and the next token is recovered from the same states in
   {d[linear cosine last next]} of the cases (at the embeddings {d[linear cosine 0 next]}: what the present word alone
-  says of the next). For the next token the naive map beats every fitted one at layer 24 ({d[naive cosine 24 next]} against
+  says of the next). For the next token the naive map is as good as a fitted one at layer 24 ({d[naive cosine 24 next]} against
   {d[linear cosine 24 next]}): SmolLM2 reads and writes with one table of embeddings, and its state has already turned towards
   the token to come.
 - With rotary positions equal tokens have equal embeddings ({ties} of SmolLM2's test tokens have such a twin in their sequence),
@@ -322,7 +322,7 @@ as loss gains over least squares ({e[linear cosine last]} against {e[ridge cosin
 {e[procrustes cosine last]} in MiniLM's last layer. In SmolLM2 it fails on whole states ({d[procrustes cosine middle]} at
 layer {middle}) and works on directions ({d[procrustes cosine middle direction]}): the first position of every
 sequence has a state more than a hundred times as long as the others, and least squares on whole states sees little else. That the
-rotation then beats the free linear map ({d[linear cosine middle direction]}) says that some thousand tokens are too few
+rotation then beats the free linear map ({d[linear cosine middle direction]}) says that the training tokens are too few
 for one: it does not reach tokens that it has not seen (last table), so that SmolLM2's linear rates are lower bounds.
 
 **The word without its sentence.** Among all {vocabulary} tokens of the vocabulary the ridge map still names the right one for

@@ -266,6 +266,16 @@ def test_images_have_patches_for_tokens():
     assert tokens[1] == "patch 0,0"
 
 
+@pytest.mark.parametrize("family", ["vit", "bert", "llama", "bart"])
+def test_states_alone_are_the_same_states(family):
+    specimen = build(family)
+    whole = trace(Model(specimen.model), specimen.inputs)
+    part = trace(Model(specimen.model), specimen.inputs, keep=("states",))
+    for name in whole.stacks.keys() - {"cross"}:
+        assert torch.equal(part.of(name).states, whole.of(name).states)
+        assert part.of(name).tokens == whole.of(name).tokens
+
+
 def test_a_model_in_half_precision_traces():
     specimen = build("llama")
     found = trace(Model(specimen.model.to(torch.bfloat16)), specimen.inputs)

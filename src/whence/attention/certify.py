@@ -48,7 +48,7 @@ class TokenCertificate(Certificate):
             return f"{begin}; no other value would give the same output."
         what = "the same output" if self.tolerance == 0 else f"an output within {self.tolerance:.0%}"
         if high - low < 0.005:
-            return f"{begin}; that is certain to {high - low:.0e}: nothing else gives {what}."
+            return f"{begin}; whatever gives {what} is within {high - low:.0e} of that."
         return f"{begin}; any value from {low:.2f} to {high:.2f} would give {what}."
 
     def sentences(self) -> list[str]:

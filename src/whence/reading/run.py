@@ -285,7 +285,14 @@ def _length(call: Call, outcome: Outcome, site: Site, *, query: bool) -> int:
     own = site.stack == "decoder" or (site.stack == "cross" and query)
     ids = outcome.batch.get("decoder_input_ids") if own else None
     ids = outcome.batch.get("input_ids") if ids is None else ids
-    return -1 if ids is None else ids.shape[1]
+    if ids is not None:
+        return ids.shape[1]
+    # An image: the states themselves say how many positions there are.
+    handle = site.wiring.residual if site.wiring is not None else None
+    state = outcome.states.get(handle) if handle is not None else None
+    if state is None:
+        raise InputError("nothing that was kept shows how many positions this input has: keep attention or values too.")
+    return state.shape[-2]
 
 
 def _labels(model: Model, prepared: Prepared, target: bool, n: int) -> Tokens:
