@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import whence
 
@@ -50,17 +47,3 @@ def tensors(name: str, n: int) -> dict[str, Any]:
         "trace": found,
         "forward": forward,
     }
-
-
-def best(run: Callable[[], Any], repeats: int) -> tuple[float, Any]:
-    """Best CPU time of several runs in ms (one thread), after one to warm up, and the result."""
-    result = run()
-    quickest = float("inf")
-    for _ in range(repeats):
-        start = time.process_time()
-        result = run()
-        quickest = min(quickest, time.process_time() - start)
-    return 1e3 * quickest, result
-
-
-__all__ = ["Tensor", "best", "tensors"]
