@@ -22,7 +22,7 @@ def run(capsys, *arguments):
 
 
 def test_look_says_what_is_certain_and_what_is_not(capsys, long_text):
-    code, out, _ = run(capsys, "look", long_text + " " + long_text, "--quiet")
+    code, out, _ = run(capsys, "look", long_text + " " + long_text, "--quiet", "--no-report")
     assert code == 0
     assert "12 heads of 32" in out
     assert "at most 33 tokens can have one and only one attention row" in out
@@ -40,7 +40,7 @@ def test_look_at_a_short_text_says_that_every_row_is_unique(capsys):
 
 
 def test_look_as_json_has_the_numbers(capsys, long_text):
-    code, _, found = run(capsys, "look", long_text, "--json", "--quiet", "--heads", "worst")
+    code, _, found = run(capsys, "look", long_text, "--json", "--quiet", "--no-report", "--heads", "worst")
     data = json.loads(found.out)
     assert code == 0
     assert len(data["layers"]) == 6
@@ -54,6 +54,15 @@ def test_look_as_json_has_the_numbers(capsys, long_text):
         for key in row["intervals"]:
             assert key["lower"] - 1e-9 <= key["weight"] <= key["upper"] + 1e-9
     assert data["provenance"]["weights"]
+
+
+def test_look_as_json_writes_the_report_too_and_names_it(capsys, tmp_path):
+    text = "The bank raised its rates."
+    assert json.loads(run(capsys, "look", text, "--json", "--quiet")[2].out)["report"] == "whence-report.html"
+    assert (tmp_path / "whence-report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    (tmp_path / "whence-report.html").unlink()
+    assert json.loads(run(capsys, "look", text, "--json", "--quiet", "--no-report")[2].out)["report"] is None
+    assert not list(tmp_path.iterdir())
 
 
 def test_look_reads_standard_input(capsys, monkeypatch):
@@ -71,6 +80,7 @@ def test_look_reads_standard_input(capsys, monkeypatch):
         (["look", ""], "is empty"),
         (["look", "x", "--heads", "middle"], "choose worst, best or both"),
         (["look", "word " * 900], "has positions for 512"),
+        (["look", "x", "--open", "--no-report"], "--open opens the report"),
         (["look", "x", "--model", "./nowhere"], "there is no folder './nowhere'"),
         (["look", "x", "--attention", "cross"], "attention='cross' is not in this trace"),
         (["certify", "a b", "--layer", "7", "--head", "0", "--query", "a"], "no layer 7"),

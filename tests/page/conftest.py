@@ -111,5 +111,5 @@ def saved(traced: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, s
     """A report and the address of its file."""
     import whence
 
-    report = whence.report(traced, budget=0.2)
+    report = whence.report(traced)
     return report, report.save(tmp_path_factory.mktemp("report") / "report.html").as_uri()

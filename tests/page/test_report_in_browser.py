@@ -44,7 +44,9 @@ def test_overview_shows_the_findings_and_the_grid_of_python(watched: Any, saved:
 
 def test_row_weights_and_bounds_are_those_of_python(watched: Any, saved: Any, traced: Any) -> None:
     page = watched().open(saved[1])
-    layer, head, query = 2, 4, 7
+    listed = {(e["layer"], e["head"]) for e in saved[0].document.manifest["stacks"][0]["exact_heads"]}
+    layer, query = 2, 7
+    head = next(h for h in range(12) if (layer, h) not in listed)
     go(page, f"#view=head&layer={layer}&head={head}&query={query}")
     attention = traced[layer].attention[head, query].double()
     bounds = weight_bounds(traced[layer].attention, traced[layer].values)
@@ -62,23 +64,46 @@ def test_row_weights_and_bounds_are_those_of_python(watched: Any, saved: Any, tr
         assert low - 5e-4 <= float(attention[key]) <= high + 5e-4
 
 
-def test_listed_rows_have_exact_intervals(watched: Any, saved: Any, traced: Any) -> None:
+BARS = ".view.head .card:nth-of-type(2) table.bars tbody tr"
+
+
+def test_every_row_of_the_listed_heads_has_exact_intervals(watched: Any, saved: Any, traced: Any) -> None:
     report, address = saved
-    listed = report.document.manifest["stacks"][0]["worst"][0]
+    stack = report.document.manifest["stacks"][0]
+    n = len(traced.tokens)
+    heads = {(c["layer"], c["head"]) for c in (*stack["worst"], *stack["best"])}
+    assert len(heads) == 6
+    assert {(e["layer"], e["head"]) for e in stack["exact_heads"]} == heads
+    assert all(e["rows"] == e["of"] == n for e in stack["exact_heads"])
     page = watched().open(address)
-    go(page, f"#view=head&layer={listed['layer']}&head={listed['head']}&query={listed['query']}")
-    exact = whence.certify(traced, listed["layer"], listed["head"], listed["query"], top=5)
-    shown = page.eval_on_selector_all(
-        ".view.head .card:nth-of-type(2) table.bars tbody tr",
-        "trs => trs.filter(tr => tr.querySelector('.bar-picture.exact'))"
-        ".map(tr => [Number(tr.dataset.key), tr.querySelector('.interval').textContent])",
-    )
-    assert {key for key, _ in shown} == set(exact.keys.tolist())
-    where = {int(k): i for i, k in enumerate(exact.keys)}
-    for key, interval in shown:
-        low, high = (number(v) for v in interval.strip("[]").split(", "))
-        assert low == pytest.approx(float(exact.lower[where[key]]), abs=5.1e-4)
-        assert high == pytest.approx(float(exact.upper[where[key]]), abs=5.1e-4)
+    listed = stack["worst"][0]
+    for query in (listed["query"], 0, n - 1):
+        go(page, f"#view=head&layer={listed['layer']}&head={listed['head']}&query={query}")
+        exact = whence.certify(traced, listed["layer"], listed["head"], query, top=None, orders=False)
+        where = {int(k): i for i, k in enumerate(exact.keys)}
+        shown = page.eval_on_selector_all(
+            BARS,
+            "trs => trs.map(tr => [Number(tr.dataset.key), tr.querySelector('.interval').textContent, "
+            "tr.querySelector('.bar-picture').classList.contains('exact')])",
+        )
+        assert len(shown) == 16
+        for key, interval, marked in shown:
+            assert marked
+            low, high = (number(v) for v in interval.strip("[]").split(", "))
+            assert low == pytest.approx(float(exact.lower[where[key]]), abs=5.3e-4)
+            assert high == pytest.approx(float(exact.upper[where[key]]), abs=5.3e-4)
+        assert f"All {n} rows of this head" in page.inner_text(".view.head .card:nth-of-type(2) .hint:last-child")
+
+
+def test_other_heads_have_bounds_and_say_so(watched: Any, saved: Any) -> None:
+    report, address = saved
+    stack = report.document.manifest["stacks"][0]
+    heads = {(e["layer"], e["head"]) for e in stack["exact_heads"]}
+    layer, head = next((i, j) for i in stack["layers"] for j in stack["heads"] if (i, j) not in heads)
+    page = watched().open(address)
+    go(page, f"#view=head&layer={layer}&head={head}&query=3")
+    assert page.locator(f"{BARS} .bar-picture.exact").count() == 0
+    assert "whence serve proves any row" in page.inner_text(".view.head .card:nth-of-type(2) .hint:last-child")
 
 
 def test_slider_moves_the_bars_and_leaves_the_output(watched: Any, saved: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,63 @@ def test_effective_attention_and_alternatives_of_a_block(trace: Any) -> None:
     before = trace[1].attention[0].double().numpy() @ values
     assert arrays["alternative"] @ values == pytest.approx(before, abs=2e-3)  # the same outputs, within quantisation
     assert abs(arrays["alternative"] - arrays["raw"]).max() > 0.01
+
+
+def test_exact_is_said_where_it_is_and_nowhere_else(trace: Any) -> None:
+    """Every weight marked exact is what a certificate proves; every other is a valid bound that is marked as one."""
+    for budget in (None, 0.0):
+        document = whence.report(trace, budget=budget).document
+        stack = document.manifest["stacks"][0]
+        for about in stack["exact_heads"]:
+            layer, head = about["layer"], about["head"]
+            arrays, _ = unpack(document.blocks[f"head/encoder/{layer}/{head}"])
+            marked = arrays["exact"].astype(bool)
+            assert int(marked.any(-1).sum()) == about["rows"] == (about["of"] if budget is None else 0)
+            for query in range(about["of"]):
+                exact = whence.certify(trace, layer, head, query, top=None, orders=False)
+                ends = {
+                    int(k): (float(a), float(b)) for k, a, b in zip(exact.keys, exact.lower, exact.upper, strict=True)
+                }
+                for k, key in enumerate(arrays["keys"][query].astype(int)):
+                    low, high = ends[key]
+                    assert arrays["lower"][query, k] <= low + 1e-9
+                    assert arrays["upper"][query, k] >= high - 1e-9
+                    if marked[query, k]:
+                        assert arrays["lower"][query, k] == pytest.approx(low, abs=2e-5)
+                        assert arrays["upper"][query, k] == pytest.approx(high, abs=2e-5)
+
+
+def test_alternatives_of_the_listed_heads_move_every_row(trace: Any) -> None:
+    document = whence.report(trace).document
+    for about in document.manifest["stacks"][0]["exact_heads"]:
+        arrays, header = unpack(document.blocks[f"head/encoder/{about['layer']}/{about['head']}"])
+        moved = abs(arrays["alternative"] - arrays["raw"]).sum(-1) / 2
+        assert moved.min() > 0.2
+        assert header["moved"] == pytest.approx(moved.mean(), abs=0.02)
+
+
+def test_work_can_be_stopped_while_rows_are_solved(trace: Any) -> None:
+    from whence.reporting.document import build
+
+    def stop(what: str, _share: float) -> None:
+        if what.startswith("The prediction"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(trace, step=stop)
+    assert not [t for t in threading.enumerate() if t.name.startswith("whence-exact")]
+
+
+def test_progress_tells_what_is_done_and_never_goes_back(trace: Any) -> None:
+    from whence.reporting.document import build
+
+    heard: list[tuple[str, float]] = []
+    build(trace, step=lambda what, share: heard.append((what, share)))
+    shares = [share for _, share in heard]
+    assert shares == sorted(shares)
+    assert heard[-1] == ("Done", 1.0)
+    with pytest.raises(InputError, match=r"budget=-1"):
+        whence.report(trace, budget=-1)
 
 
 def test_levels_of_detail(trace: Any) -> None:

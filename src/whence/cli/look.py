@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from whence.attention.overview import Overview
     from whence.reading.trace import Trace
 
+EXACT = 8.0  # seconds for the report's exact intervals: enough for 128 tokens on two cores, and nobody waits for long
 Text = Annotated[str, typer.Argument(metavar="TEXT", help="The text; - reads it from standard input.")]
 
 
@@ -34,6 +35,7 @@ def command(
     report: Annotated[
         str, typer.Option("--report", metavar="FILE", help="Where to write the report; empty for none.")
     ] = "whence-report.html",
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.")] = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -43,10 +45,14 @@ def command(
 
     Shows the layers and heads, how many directions of each attention row the output leaves free (measured, not
     assumed), the heads to trust least and most with exact intervals for their weights, and a counter-example that
-    was put into the model and changed nothing.
+    was put into the model and changed nothing. Ends by writing the report, a page to explore, and naming its path
+    (with --json: as "report").
     """
     if heads not in ("worst", "best", "both"):
         raise InputError(f"--heads {heads!r}: choose worst, best or both.")
+    where = None if no_report or not report else report
+    if open_ and where is None:
+        raise InputError("--open opens the report: leave out --no-report, or give --report a file name.")
     if text == "-":
         text = sys.stdin.read()
     with working(f"Reading {model}", quiet):
@@ -64,23 +70,25 @@ def command(
         example = counter_example(found, seen, attention)
         made_of = provenance(found, attention)
     if as_json:
-        print_json({**seen.to_dict(), "counter_example": example, "provenance_of_states": made_of})
-        return
-    show(found, seen, example, made_of)
-    if report:
-        with working("Writing the report", quiet):
-            path = write_report(found, seen, report)
-        results.print(f"\nReport: {path}", soft_wrap=True, highlight=False)
-        if open_ and not open_in_browser(path.resolve().as_uri()):
-            messages.print("There is no display here to open it on.")
+        path = None if where is None else write_report(found, seen, where, quiet)
+        data = {**seen.to_dict(), "counter_example": example, "provenance_of_states": made_of}
+        print_json({**data, "report": None if path is None else str(path)})
+    else:
+        show(found, seen, example, made_of)
+        path = None if where is None else write_report(found, seen, where, quiet)
+        if path is not None:
+            results.print(f"\nReport: {path}", soft_wrap=True, highlight=False)
+    if open_ and path is not None and not open_in_browser(path.resolve().as_uri()):
+        messages.print("There is no display here to open it on.")
 
 
-def write_report(trace: Trace, seen: Overview, path: str) -> Path:
+def write_report(trace: Trace, seen: Overview, path: str, quiet: bool) -> Path:
     """The page of this text as one file; what was computed for the terminal is not computed again."""
     from whence.reporting.report import report
 
     whole = {seen.stack: seen} if len(seen.worst) == len(seen.best) else {}
-    return report(trace, budget=0.5, overviews=whole).save(path)
+    made = report(trace, budget=EXACT, overviews=whole, progress=messages.is_terminal and not quiet)
+    return made.save(path)
 
 
 def provenance(trace: Trace, attention: str | None) -> dict[str, Any]:

@@ -75,10 +75,14 @@ class Optimum:
 class Polytope:
     """P for one row; `minimum(c)` returns a vertex and a proof. Not for use from two threads at once.
 
-    row (n,) sums to 1, values (n, d_v): both float64 and restricted to the visible keys.
+    row (n,) sums to 1, values (n, d_v): both float64 and restricted to the visible keys. perturbed: let the solver
+    perturb bounds against cycling; without it thousands of programs of one head take half the steps, and one that
+    does not end is solved again with it.
     """
 
-    def __init__(self, row: Array, values: Array, *, tolerance: float = 0.0, eps: float = _EPS) -> None:
+    def __init__(
+        self, row: Array, values: Array, *, tolerance: float = 0.0, eps: float = _EPS, perturbed: bool = True
+    ) -> None:
         self.row, self.values = row, values
         self.slack = output_slack(row, values, tolerance)
         n = len(row)
@@ -111,7 +115,14 @@ class Polytope:
             self.rank = 1
         self._tolerant = tolerance != 0.0
         self._highs = self._model(matrix, low, high)
+        if not perturbed:
+            self._perturb(0.0, limit=50 * n + 1000)
         self.solved = 0
+
+    def _perturb(self, much: float, *, limit: int) -> None:
+        self._highs.setOptionValue("simplex_scale_strategy", 0 if much == 0.0 else 2)
+        self._highs.setOptionValue("primal_simplex_bound_perturbation_multiplier", much)
+        self._highs.setOptionValue("simplex_iteration_limit", limit)
 
     def _model(self, matrix: Array, low: Array, high: Array) -> Any:
         highspy = load_highs()
@@ -145,9 +156,13 @@ class Polytope:
     def minimum(self, cost: Array) -> Optimum:
         """min cᵀx over P: the vertex, the dual and what the dual proves. cost (n,)."""
         vertex = self.vertex(cost)
-        dual = self._value_dual(np.array(self._highs.getSolution().row_dual))
+        dual = self.dual()
         bound = proved_minimum(cost[None], dual[None], self.row, self.values, self.slack, allowance=2.0)[0]
         return Optimum(vertex, dual, float(bound))
+
+    def dual(self) -> Array:
+        """The dual u (d_v,) of the program solved last."""
+        return self._value_dual(np.array(self._highs.getSolution().row_dual))
 
     def vertex(self, cost: Array) -> Array:
         """A vertex of P that minimises cᵀx, as the solver returns it: entries may be off by 1e-9."""
@@ -156,6 +171,7 @@ class Polytope:
         highs.run()
         self.solved += 1
         if highs.getModelStatus() != self._optimal:
+            self._perturb(1.0, limit=2**31 - 1)
             highs.clearSolver()
             highs.run()
         if highs.getModelStatus() != self._optimal:
@@ -176,6 +192,10 @@ class Polytope:
         index = np.arange(len(right), dtype=np.int32)
         self._highs.changeRowsBounds(len(right), index, right, right)
         self._highs.changeColsBounds(len(row), self._columns, np.zeros(len(row)), np.where(seen, np.inf, 0.0))
+
+    def distance(self, other: Array) -> float:
+        """½‖x − a‖₁: how far another row is from this one."""
+        return 0.5 * float(np.abs(other - self.row).sum())
 
     def _value_dual(self, row_dual: Array) -> Array:
         """The solver's multipliers turned into u ∈ R^{d_v}, in the units of the values as given."""

@@ -30,7 +30,7 @@ export function lineChart({ title, x, xLabel, yLabel, series, min = 0, max, digi
   x.forEach((label, i) => { if (i % every === 0) root.append(svg("text", { x: px(i), y: H - BOTTOM + 17, class: "tick", "text-anchor": "middle" }, String(label))); });
   root.append(svg("text", { x: (LEFT + W - RIGHT) / 2, y: H - 4, class: "axis", "text-anchor": "middle" }, xLabel));
   root.append(svg("text", { x: 12, y: TOP + (H - TOP - BOTTOM) / 2, class: "axis", "text-anchor": "middle", transform: `rotate(-90 12 ${TOP + (H - TOP - BOTTOM) / 2})` }, yLabel));
-  if (chance !== undefined && chance !== null) root.append(svg("line", { x1: LEFT, x2: W - RIGHT, y1: py(chance), y2: py(chance), class: "chance" }, svg("title", {}, `chance ${number(chance, digits)}`)));
+  if (chance !== undefined && chance !== null) root.append(svg("line", { x1: LEFT, x2: W - RIGHT, y1: py(chance), y2: py(chance), class: "chance" }, svg("title", {}, `chance ${number(chance, digits)}`)), svg("text", { x: W - RIGHT, y: py(chance) - 5, class: "tick", "text-anchor": "end" }, "chance"));
   series.forEach((s, k) => {
     const stroke = LINES[k % LINES.length];
     if (s.low && s.high) {

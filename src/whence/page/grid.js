@@ -17,7 +17,7 @@ export function cellShare(value, values, bad) {
 export function headGrid({ stack, quantity, about, chosen, onpick, onhover }) {
   const values = stack.grid[quantity];
   const whole = quantity === "free";
-  const short = (v) => (v === null ? "–" : whole ? String(v) : v.toFixed(2).replace(/^(-?)0\./, "$1.").replace("-", "−"));
+  const short = (v) => (v === null ? "–" : whole ? String(v) : v.toFixed(Math.abs(v) >= 1 ? 1 : 2).replace(/^(-?)0\./, "$1.").replace("-", "−"));
   const wide = stack.heads.length <= 16;
   const cells = [];
   const rows = stack.layers.map((layer, i) => h("div", { role: "row", class: "grid-row" },
@@ -41,7 +41,7 @@ export function headGrid({ stack, quantity, about, chosen, onpick, onhover }) {
     })));
   if (!cells.some((c) => c.tabIndex === 0)) cells[0].tabIndex = 0;
   const count = stack.heads.length;
-  const header = h("div", { role: "row", class: "grid-row heads" }, h("span", { role: "columnheader", class: "grid-label corner" }, h("span", { class: "hidden" }, "layer")),
+  const header = h("div", { role: "row", class: "grid-row heads" }, h("span", { role: "columnheader", class: "grid-label corner" }, h("span", { "aria-hidden": "true" }, "layer ╲ head"), h("span", { class: "hidden" }, "layer")),
     stack.heads.map((head) => h("span", { role: "columnheader", class: "grid-label" }, String(head))));
   const element = h("div", {
     role: "grid", class: `grid${wide ? "" : " dense"}`, style: { "--columns": count }, "aria-label": `${about.title} by layer (rows) and head (columns)`,

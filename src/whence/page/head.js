@@ -2,13 +2,11 @@
 
 import { h, number, replace, segmented, choice } from "./dom.js";
 import { card } from "./export.js";
-import { CERTAIN, rowName, weightBars } from "./bars.js";
 import { Matrix, cellText, legend } from "./matrix.js";
-import { asNumber, go, state } from "./state.js";
+import { Row } from "./row.js";
+import { asNumber, go, note, state } from "./state.js";
 import { slider } from "./slide.js";
 import { tokenName, tokenText } from "./tokens.js";
-
-const NONE = 65535;
 
 export function chosenHead(stack) {
   const first = stack.worst.find((c) => c.dimension > 0) ?? stack.worst[0] ?? stack.best[0];
@@ -22,23 +20,6 @@ export function chosenHead(stack) {
 
 function same(entry, { layer, head, query }) {
   return entry.layer === layer && entry.head === head && entry.query === query;
-}
-
-function rowData(block, query, certificate) {
-  const { keys, weight, effective_weight, lower, upper, alternative_weight } = block.arrays;
-  const exact = new Map((certificate?.keys ?? []).map((k, i) => [k, i]));
-  const rows = [];
-  for (let j = 0; j < keys.shape[1]; j++) {
-    const key = keys.q[query * keys.shape[1] + j];
-    if (key === NONE) continue;
-    const i = exact.get(key);
-    rows.push({
-      key, weight: i === undefined ? weight.at(query, j) : certificate.weights[i], effective: effective_weight.at(query, j),
-      lower: i === undefined ? lower.at(query, j) : certificate.lower[i], upper: i === undefined ? upper.at(query, j) : certificate.upper[i],
-      exact: i !== undefined, other: alternative_weight ? alternative_weight.at(query, j) : undefined,
-    });
-  }
-  return rows;
 }
 
 function precise(block, array, place) {
@@ -65,14 +46,14 @@ export class HeadView {
       effective: new Matrix({ title: "Effective", about: "the part that the head output depends on", onhover: hover, onpick: pick }),
       alternative: new Matrix({ title: "Alternative", about: "another map with the same output", onhover: hover, onpick: pick }),
     };
-    this.text = tokenText({ tokens: stack.tokens, label: "Choose the row: the token that attends", onpick: (i) => go({ query: i }), onhover: (i) => this.hoverText(i) });
-    this.rowHolder = h("div", {});
+    this.text = tokenText({ tokens: stack.tokens, label: "Choose the row: the token that attends", onpick: (i) => go({ query: i }), onhover: (i) => this.hover(i < 0 ? null : { q: i, k: -1 }) });
+    this.row = new Row(stack, { live: Boolean(source.live), onpick: (i) => go({ query: i }) });
     this.slideHolder = h("div", {});
     this.maps.raw.frame.dataset.map = "raw";
     const pictures = card("Attention maps", "attention-maps", h("div", {}, this.bar,
       h("div", { class: "maps" }, Object.values(this.maps).map((m) => m.el)), this.legendHolder, this.readout));
-    this.rowCard = card("One row", "row", h("div", {}, h("p", { class: "hint" }, "Pick the token that attends; rows of the maps can be clicked too."), this.text, this.rowHolder), { csv: () => this.bars?.csv() ?? [] });
-    this.slideCard = card("Move it, and watch the output", "alternative-row", this.slideHolder);
+    this.rowCard = card("One row", "row", h("div", {}, h("p", { class: "hint" }, "Pick the token that attends; rows of the maps can be clicked too."), this.text, this.row.el), { csv: () => this.row.csv() });
+    this.slideCard = card("Move it, and watch the output", "alternative-row", this.slideHolder, { csv: () => this.slide?.csv() ?? [] });
     this.el = h("div", { class: "view head" }, pictures, this.rowCard, this.slideCard);
     this.live = new Map();
   }
@@ -107,6 +88,7 @@ export class HeadView {
     const before = this.place;
     this.place = chosenHead(this.stack);
     const { layer, head, query } = this.place;
+    note({ layer, head, query });
     const moved = !before || before.layer !== layer || before.head !== head || this.curve !== state.curve || this.painted !== document.documentElement.dataset.theme;
     if (!before || before.layer !== layer || before.head !== head || this.curve !== state.curve) this.controls();
     this.curve = state.curve;
@@ -140,44 +122,34 @@ export class HeadView {
         empty: !block ? missing : name === "alternative" ? (unique ? "There is none: every row is the only one with its output." : "Not computed for this head in this report.") : "",
       });
     }
+    this.maps.alternative.about.textContent = block?.moved === undefined ? "another map with the same output" : `the same output; ${number(block.moved, 2)} of a row moved on average`;
     replace(this.legendHolder, shown.length ? legend(max, state.curve === "linear" ? "linear" : "root", negative) : "");
     this.hover(null);
   }
 
+  // Whatever is pointed at between two frames, the last of it is drawn, once.
   hover(place) {
-    this.hovered = place;
-    cancelAnimationFrame(this.frame);
-    this.frame = requestAnimationFrame(() => {
-      const where = { q: place?.q ?? -1, k: place?.k ?? -1, chosen: this.place.query };
-      for (const map of Object.values(this.maps)) map.cross(where);
-      if (!this.block) { this.readout.textContent = ""; return; }
-      this.readout.textContent = place
-        ? `${cellText(this.stack.tokens, this.keys, place)}: raw ${precise(this.block, "raw", place)}, effective ${precise(this.block, "effective", place)}${this.block.arrays.alternative ? `, alternative ${precise(this.block, "alternative", place)}` : ""}`
-        : "Rows attend, columns are attended to. Point at a cell, or use the arrow keys.";
-      const row = place ? place.q : this.place.query;
-      if (this.shaded !== row || this.shadedBlock !== this.block) this.preview(row);
-    });
+    this.pending = { place };
+    this.frame ??= requestAnimationFrame(() => { this.frame = null; this.point(this.pending.place); });
+  }
+
+  point(place) {
+    const where = { q: place?.q ?? -1, k: place?.k ?? -1, chosen: this.place.query };
+    for (const map of Object.values(this.maps)) map.cross(where);
+    if (!this.block) { this.readout.textContent = ""; return; }
+    this.readout.textContent = place && place.k >= 0
+      ? `${cellText(this.stack.tokens, this.keys, place)}: raw ${precise(this.block, "raw", place)}, effective ${precise(this.block, "effective", place)}${this.block.arrays.alternative ? `, alternative ${precise(this.block, "alternative", place)}` : ""}`
+      : "Rows attend, columns are attended to. Point at a cell, or use the arrow keys.";
+    const row = place ? place.q : this.place.query;
+    if (this.shown !== row || this.shownBlock !== this.block) this.preview(row);
   }
 
   // The row that is pointed at, in full, for as long as it is.
   preview(row) {
-    this.shade(row);
+    this.shown = row;
+    this.shownBlock = this.block;
+    if (this.stack.key_tokens === null && this.block) this.text.shade(this.block.arrays.raw.row(row), { curve: "root" });
     this.drawBars(row);
-  }
-
-  hoverText(i) {
-    const k = this.hovered?.k ?? -1;
-    cancelAnimationFrame(this.frame);
-    this.frame = requestAnimationFrame(() => {
-      for (const map of Object.values(this.maps)) map.cross({ q: i, k: i >= 0 ? Math.max(0, k) : -1, chosen: this.place.query });
-      if (this.block) this.drawBars(i >= 0 ? i : this.place.query);
-    });
-  }
-
-  shade(row) {
-    this.shaded = row;
-    this.shadedBlock = this.block;
-    if (this.stack.key_tokens === null && this.block) this.text.shade([...this.block.arrays.raw.row(row)], { curve: "root" });
   }
 
   certificate(place) {
@@ -187,28 +159,15 @@ export class HeadView {
   drawRow() {
     this.text.select(this.place.query);
     this.hover(null);
-    if (this.block) this.shade(this.place.query);
-    this.drawBars(this.place.query);
+    this.preview(this.place.query);
     this.drawSlide(this.certificate(this.place));
   }
 
   drawBars(query) {
-    const { stack, block } = this;
     const place = { ...this.place, query };
     const certificate = this.certificate(place);
-    const name = rowName(stack.tokens, query);
-    if (!block) { replace(this.rowHolder, h("p", {}, "The weights of this row are not in this report.")); this.bars = null; } else {
-      const rows = rowData(block, query, certificate);
-      const rest = 1 - rows.reduce((sum, r) => sum + r.weight, 0);
-      const certain = rows.filter((r) => r.upper - r.lower < CERTAIN).length;
-      this.bars = weightBars({ keys: this.keys, rows, caption: `Layer ${place.layer}, head ${place.head}: weights from ${name}` });
-      replace(this.rowHolder,
-        h("p", { class: "row-say" }, certificate ? certificate.sentence + " " : "", `${certain} of the ${rows.length} weights shown are certain.`,
-          rest > 0.0005 ? ` The ${this.keys.text.length - rows.length} keys not shown hold ${number(rest)}${certificate?.outside !== null && certificate ? `, and at most ${number(certificate.outside)} outside the certified ones` : ""}.` : ""),
-        this.bars,
-        h("p", { class: "hint" }, certificate ? "Whiskers marked exact were proved by linear programs; the others are closed-form bounds, always valid and usually wider." : "Whiskers are closed-form bounds: always valid, usually wider than the exact intervals.",
-          this.source.live && !certificate && query === this.place.query ? [" ", this.ask("certify", "Prove the exact intervals")] : ""));
-    }
+    const ask = this.source.live && this.block && !certificate && query === this.place.query ? this.ask("certify", "Prove the exact intervals") : null;
+    this.row.set(this.block, place, certificate, ask);
   }
 
   drawSlide(certificate) {
@@ -216,7 +175,12 @@ export class HeadView {
     const witness = this.live.get(`witness/${place.layer}/${place.head}/${place.query}`) ?? stack.witnesses?.find((w) => same(w, place));
     const others = (stack.witnesses ?? []).filter((w) => !same(w, place));
     const links = others.length ? h("p", { class: "hint no-export" }, "Rows with one: ", others.map((w, i) => [i ? ", " : "", h("button", { type: "button", class: "link", onclick: () => go({ layer: w.layer, head: w.head, query: w.query }, { push: true }) }, `layer ${w.layer} head ${w.head} ${tokenName(stack.tokens, w.query)}`)])) : null;
-    if (witness && witness.row) { replace(this.slideHolder, slider({ witness, tokens: stack.tokens, keys: this.keys, certificate }), links); return; }
+    this.slide = null;
+    if (witness && witness.row) {
+      this.slide = slider({ witness, tokens: stack.tokens, keys: this.keys, interval: (key) => this.row.interval(key) });
+      replace(this.slideHolder, this.slide, links);
+      return;
+    }
     const { free } = stack.grid;
     const unique = witness === null || certificate?.dimension === 0 || free[stack.layers.indexOf(place.layer)][stack.heads.indexOf(place.head)] === 0;
     replace(this.slideHolder, h("p", {}, unique ? "This row is the only one with its output: there is nothing to move it to." : this.source.live ? "Look for another row with the same output, and put it into the model. " : "For this row no alternative was put into the model.",

@@ -13,7 +13,7 @@ import { Live } from "./live.js";
 
 const VIEWS = [["overview", "Overview"], ["head", "Head"], ["provenance", "Provenance"], ["identity", "Identity"], ["prediction", "Prediction"]];
 const ABOUT = {
-  overview: "Which heads may be read?", head: "What did this head look at, and could it have looked elsewhere?", provenance: "Where did this hidden state come from?",
+  overview: "Which heads may be read?", head: "What does this head look at, and must it?", provenance: "Where did this hidden state come from?",
   identity: "Is this token still itself?", prediction: "What did the output come from?",
 };
 
@@ -92,6 +92,9 @@ function textBox() {
   const area = h("textarea", { id: "text", rows: 3, maxlength: live.limits.text, placeholder: "Any text", spellcheck: "false", dir: "auto" });
   area.value = state.text;
   const model = h("select", { id: "model" }, live.models.map((m) => h("option", { value: m.name, selected: m.name === state.model }, m.name)));
+  const pair = h("input", { type: "text", maxlength: live.limits.text, dir: "auto", value: state.pair }), target = h("input", { type: "text", maxlength: live.limits.text, dir: "auto", value: state.target });
+  const more = h("details", { class: "ask-more", open: Boolean(state.pair || state.target) }, h("summary", {}, "Second text, decoder text"),
+    h("label", { class: "field" }, h("span", {}, "Second text, for models that read two"), pair), h("label", { class: "field" }, h("span", {}, "What an encoder–decoder’s decoder reads"), target));
   const run = h("button", { type: "submit", class: "action" }, "Look");
   const stop = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => live.cancel() }, "Cancel");
   const bar = h("progress", { max: 1, value: 0, hidden: true, "aria-label": "Progress" });
@@ -100,9 +103,9 @@ function textBox() {
     run.disabled = true;
     stop.hidden = bar.hidden = false;
     replace(message, "Waiting …");
-    go({ text: area.value, model: model.value });
+    go({ text: area.value, model: model.value, pair: pair.value, target: target.value });
     try {
-      source = await live.open({ model: model.value, text: area.value }, (job) => { bar.value = job.progress; replace(message, `${job.message} …`); });
+      source = await live.open({ model: model.value, text: area.value, text_pair: pair.value || null, target: target.value || null }, (job) => { bar.value = job.progress; replace(message, `${job.message} …`); });
       replace(message, "");
       draw();
     } catch (error) {
@@ -114,7 +117,7 @@ function textBox() {
   };
   const form = h("form", { class: "ask", onsubmit: (event) => { event.preventDefault(); look(); } },
     h("label", { class: "hidden", for: "text" }, "Text"), area,
-    h("div", { class: "ask-row" }, h("label", { for: "model" }, "Model"), model, run, stop, bar));
+    h("div", { class: "ask-row" }, h("label", { for: "model" }, "Model"), model, run, stop, bar), more);
   area.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); look(); } });
   return { form, look };
 }

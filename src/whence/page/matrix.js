@@ -24,12 +24,13 @@ export class Matrix {
     this.onhover = onhover;
     this.onpick = onpick;
     this.base = h("canvas", { class: "base", "aria-hidden": "true" });
-    this.over = h("canvas", { class: "over", "aria-hidden": "true" });
+    this.marks = Object.fromEntries(["chosen", "row", "column", "cell"].map((name) => [name, h("i", { class: `cross ${name}`, "aria-hidden": "true" })]));
     this.note = h("p", { class: "matrix-note" });
     this.frame = h("div", { class: "matrix-frame", tabindex: "0", role: "group", "aria-roledescription": "attention map", "aria-label": title },
-      this.base, this.over, this.note);
+      this.base, Object.values(this.marks), this.note);
     this.title = h("h3", {}, title);
-    this.el = h("figure", { class: "matrix" }, this.title, h("p", { class: "about" }, about), this.frame);
+    this.about = h("p", { class: "about" }, about);
+    this.el = h("figure", { class: "matrix" }, this.title, this.about, this.frame);
     this.place = { q: 0, k: 0 };
     this.frame.addEventListener("pointermove", (event) => this.pointed(event, this.onhover));
     this.frame.addEventListener("pointerleave", () => this.onhover(null));
@@ -80,9 +81,8 @@ export class Matrix {
     const box = this.frame.getBoundingClientRect();
     const scale = devicePixelRatio || 1;
     const width = Math.max(1, Math.round((box.width - 2) * scale)), height = Math.max(1, Math.round((box.height - 2) * scale));
-    for (const canvas of [this.base, this.over]) {
-      if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; }
-    }
+    if (this.base.width !== width || this.base.height !== height) { this.base.width = width; this.base.height = height; }
+    this.size = [box.width - 2, box.height - 2];
     const context = this.base.getContext("2d");
     context.clearRect(0, 0, width, height);
     if (!this.array) { this.cross(null); return; }
@@ -115,39 +115,26 @@ export class Matrix {
     this.cross(this.crossed);
   }
 
-  // {q, k, chosen}: the hovered cell and the chosen row.
+  // {q, k, chosen}: the hovered cell and the chosen row. Four elements that are moved, so that nothing is drawn again.
   cross(where) {
     this.crossed = where;
-    const context = this.over.getContext("2d");
-    const { width, height } = this.over;
-    context.clearRect(0, 0, width, height);
-    if (!where || !this.array) return;
-    const [rows, columns] = this.array.shape;
-    const scale = devicePixelRatio || 1;
+    const { chosen, row, column, cell } = this.marks;
+    const there = Boolean(where && this.array);
+    const [q, k] = there ? [where.q, where.k] : [-1, -1];
+    const [rows, columns] = this.array?.shape ?? [1, 1];
+    const [width, height] = this.size ?? [0, 0];
     const tall = height / rows, wide = width / columns;
-    const style = getComputedStyle(this.frame);
-    const band = (y, thick, stroke, alpha) => {
-      context.strokeStyle = stroke;
-      context.globalAlpha = alpha;
-      context.lineWidth = thick * scale;
-      const h = Math.max(tall, 3 * scale);
-      context.strokeRect(context.lineWidth / 2, y * tall + tall / 2 - h / 2, width - context.lineWidth, h);
-      context.globalAlpha = 1;
+    const put = (mark, on, x, y, w, t) => {
+      mark.style.visibility = on ? "visible" : "hidden";
+      if (on) Object.assign(mark.style, { transform: `translate(${x.toFixed(1)}px, ${y.toFixed(1)}px)`, width: `${w.toFixed(1)}px`, height: `${t.toFixed(1)}px` });
     };
-    if (where.chosen >= 0) band(where.chosen, 1.5, style.getPropertyValue("--accent"), 1);
-    if (where.q >= 0 && where.k >= 0) {
-      this.place = { q: where.q, k: where.k };
-      context.strokeStyle = style.getPropertyValue("--ink");
-      context.lineWidth = scale;
-      context.globalAlpha = 0.45;
-      context.beginPath();
-      context.moveTo(0, (where.q + 0.5) * tall); context.lineTo(width, (where.q + 0.5) * tall);
-      context.moveTo((where.k + 0.5) * wide, 0); context.lineTo((where.k + 0.5) * wide, height);
-      context.stroke();
-      context.globalAlpha = 1;
-      const w = Math.max(wide, 6 * scale), t = Math.max(tall, 6 * scale);
-      context.strokeRect((where.k + 0.5) * wide - w / 2, (where.q + 0.5) * tall - t / 2, w, t);
-    }
+    const band = Math.max(tall, 3), side = Math.max(wide, 6), high = Math.max(tall, 6);
+    const x = (k + 0.5) * wide, y = (q + 0.5) * tall;
+    put(chosen, there && where.chosen >= 0, 0, (where?.chosen + 0.5) * tall - band / 2, width, band);
+    put(row, q >= 0 && (k >= 0 || q !== where.chosen), 0, y - 0.5, width, 1);
+    put(column, q >= 0 && k >= 0, x - 0.5, 0, 1, height);
+    put(cell, q >= 0 && k >= 0, x - side / 2, y - high / 2, side, high);
+    if (q >= 0 && k >= 0) this.place = { q, k };
   }
 }
 

@@ -13,6 +13,11 @@ export function outputPicture(output) {
   return h("p", {}, "This model gives no output that can be shown.");
 }
 
+export function outputTable(output) {
+  if (output.items) return [[output.what, "probability"], ...output.items.map((item) => [item.label, item.probability])];
+  return [["component", "value"], ...(output.values ?? []).map((v, i) => [i, v])];
+}
+
 const COLUMNS = 96;
 
 function strip(output) {

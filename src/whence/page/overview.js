@@ -5,7 +5,7 @@ import { card } from "./export.js";
 import { headGrid } from "./grid.js";
 import { go, state } from "./state.js";
 import { tokenName, tokenText } from "./tokens.js";
-import { outputPicture } from "./output.js";
+import { outputPicture, outputTable } from "./output.js";
 import { colour, css } from "./colour.js";
 
 function intervals(certificate, keys) {
@@ -16,7 +16,7 @@ function intervals(certificate, keys) {
         h("i", { class: "span", style: { left: `${lo * 100}%`, width: `${Math.max(0.6, (hi - lo) * 100)}%` } }),
         h("i", { class: "dot", style: { left: `${w * 100}%` } })),
       h("span", { class: "num" }, `${number(w, 2)}  [${number(lo, 2)}, ${number(hi, 2)}]`));
-  }));
+  }), h("li", { class: "mini-scale", "aria-hidden": "true" }, h("span", {}), h("span", {}, h("i", {}, "0"), h("i", {}, "1")), h("span", {})));
 }
 
 function listed(stack, certificates, kind) {
@@ -50,6 +50,10 @@ function hero(stack) {
   ), { csv: () => [["position", "token", "attention", "alternative"], ...keys.text.map((t, i) => [i, t, witness.row[i], witness.alternative[i]])] });
 }
 
+function intervalTable(certificates, keys) {
+  return [["layer", "head", "query", "key", "token", "weight", "lower", "upper"], ...certificates.flatMap((c) => c.keys.map((key, i) => [c.layer, c.head, c.query, key, keys.text[key], c.weights[i], c.lower[i], c.upper[i]]))];
+}
+
 export function overviewView(source, stack) {
   const about = source.manifest.quantities;
   const quantity = about[state.quantity] ? state.quantity : "null_share";
@@ -69,14 +73,15 @@ export function overviewView(source, stack) {
   const grid = card("Every head", "heads", body, {
     csv: () => [["layer", "head", ...Object.keys(about)], ...stack.layers.flatMap((layer, i) => stack.heads.map((head, j) => [layer, head, ...Object.keys(about).map((k) => stack.grid[k][i][j])]))],
   });
+  const keys = stack.key_tokens ?? stack.tokens;
   const worst = stack.worst.filter((c) => c.dimension > 0);
   const lists = h("div", { class: "columns" },
     card(worst.length ? `${["", "The head", "The two heads", "The three heads"][worst.length] ?? "Heads"} you should not read` : "No head that you should not read", "do-not-read",
-      worst.length ? listed(stack, worst, "worst") : h("p", {}, "Every row of every head is the only one with its output.")),
-    card(`${["", "The head", "The two heads", "The three heads"][stack.best.length] ?? "Heads"} you may read`, "may-read", listed(stack, stack.best, "best")));
+      worst.length ? listed(stack, worst, "worst") : h("p", {}, "Every row of every head is the only one with its output."), { csv: () => intervalTable(worst, keys) }),
+    card(`${["", "The head", "The two heads", "The three heads"][stack.best.length] ?? "Heads"} you may read`, "may-read", listed(stack, stack.best, "best"), { csv: () => intervalTable(stack.best, keys) }));
   const prediction = source.manifest.prediction;
   return h("div", { class: "view overview" },
     h("div", { class: "findings" }, stack.findings.slice().reverse().map((s, i) => h("p", { class: i === 0 ? "first" : "" }, s))),
-    prediction ? card(`The model’s ${prediction.output.what}`, "output", outputPicture(prediction.output)) : null,
+    prediction ? card(`The model’s ${prediction.output.what}`, "output", outputPicture(prediction.output), { csv: () => outputTable(prediction.output) }) : null,
     hero(stack), grid, lists);
 }

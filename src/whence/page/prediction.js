@@ -3,7 +3,7 @@
 import { choice, h, number, replace } from "./dom.js";
 import { card } from "./export.js";
 import { dataTable } from "./chart.js";
-import { outputPicture } from "./output.js";
+import { outputPicture, outputTable } from "./output.js";
 import { go } from "./state.js";
 import { tokenName, tokenText } from "./tokens.js";
 
@@ -59,11 +59,12 @@ export function predictionView(source) {
   const tokens = known[0]?.tokens ?? { text: [], special: [] };
   const alike = known.filter((a) => a.values.length === tokens.text.length);
   const table = dataTable(["position", "token", ...alike.map((a) => a.title)], tokens.text.map((t, i) => [i, tokenName(tokens, i), ...alike.map((a) => a.values[i])]));
-  const agreement = dataTable(["Spearman ρ", ...alike.map((a) => a.title)], alike.map((a) => [a.title, ...alike.map((b) => spearman(a.values, b.values))]), 2);
+  const agree = [["Spearman ρ", ...alike.map((a) => a.title)], ...alike.map((a) => [a.title, ...alike.map((b) => spearman(a.values, b.values))])];
+  const scores = () => [["position", "token", ...alike.map((a) => a.name)], ...tokens.text.map((t, i) => [i, t, ...alike.map((a) => a.values[i])])];
   return h("div", { class: "view prediction" },
-    card(`The model’s ${prediction.output.what}`, "output", outputPicture(prediction.output)),
+    card(`The model’s ${prediction.output.what}`, "output", outputPicture(prediction.output), { csv: () => outputTable(prediction.output) }),
     card("What it came from", "attributions", h("div", {}, another(source), lines,
       missing.length ? h("p", { class: "hint" }, "Not available here: ", missing.map((m) => `${m.title} (${m.reason})`).join("; ")) : null), {
-      csv: () => [["position", "token", ...alike.map((a) => a.name)], ...tokens.text.map((t, i) => [i, t, ...alike.map((a) => a.values[i])])] }),
-    h("div", { class: "columns" }, card("Do the methods agree?", "agreement", agreement), card("Token by token", "attribution-table", h("div", { class: "tall" }, table))));
+      csv: scores }),
+    h("div", { class: "columns" }, card("Do the methods agree?", "agreement", dataTable(agree[0], agree.slice(1), 2), { csv: () => agree }), card("Token by token", "attribution-table", h("div", { class: "tall" }, table), { csv: scores })));
 }

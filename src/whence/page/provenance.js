@@ -3,10 +3,10 @@
 import { h, number, replace, choice, svg, visible } from "./dom.js";
 import { card } from "./export.js";
 import { dataTable } from "./chart.js";
-import { asNumber, go, state } from "./state.js";
+import { asNumber, go, note, state } from "./state.js";
 import { direction, tokenName, tokenText } from "./tokens.js";
 
-const EDGES = 48, ROW = 50, TOP = 34, BOTTOM = 84, SIDE = 36;
+const EDGES = 48, ROW = 50, TOP = 34, BOTTOM = 84, SIDE = 54;
 
 export function usable(manifest) {
   return manifest.mixtures.filter((m) => !m.reason);
@@ -53,7 +53,7 @@ function flow(method, found, upto, hidden, W) {
   const x = (j) => SIDE + ((rtl ? columns - 1 - j : j) + 0.5) * ((W - 2 * SIDE) / columns);
   const y = (s) => TOP + s * ROW;
   const root = svg("svg", { viewBox: `0 0 ${W} ${height}`, class: "flow", role: "img", "data-native": true, "aria-label": `Flow from ${tokenName(method.tokens, hidden)} after layer ${method.layers[upto]} back to the input tokens` });
-  const names = embeddings ? steps.map((_, s) => `${method.layers[upto - s]}`) : [...steps.slice(0, -1).map((_, s) => `${method.layers[upto - s]}`), "x"];
+  const names = embeddings ? steps.map((_, s) => `${method.layers[upto - s]}`) : [...steps.slice(0, -1).map((_, s) => `${method.layers[upto - s]}`), "input"];
   names.forEach((name, s) => root.append(svg("text", { x: SIDE - 22, y: y(s) + 4, class: "tick", "text-anchor": "end" }, name), svg("line", { x1: SIDE - 14, x2: W - SIDE, y1: y(s), y2: y(s), class: "gridline" })));
   for (let s = 1; s < steps.length; s++) for (const [a, b, share] of steps[s].edges.slice().reverse()) {
     const [x1, y1, x2, y2] = [x(a), y(s - 1), x(b), y(s)];
@@ -62,15 +62,15 @@ function flow(method, found, upto, hidden, W) {
   }
   steps.forEach(({ mass }, s) => {
     for (let j = 0; j < mass.length; j++) {
-      if (Math.abs(mass[j]) < 0.002) continue;
-      root.append(svg("circle", { cx: x(j), cy: y(s), r: Math.max(1.4, 9 * Math.sqrt(Math.abs(mass[j]))), class: mass[j] < 0 ? "node negative" : "node" }, svg("title", {}, `${tokenName(inputs, j)}: ${number(mass[j])}`)));
+      if (Math.abs(mass[j]) < 0.003) continue;
+      root.append(svg("circle", { cx: x(j), cy: y(s), r: Math.max(0.8, 9 * Math.sqrt(Math.abs(mass[j]))), opacity: Math.min(1, 0.25 + 8 * Math.abs(mass[j])), class: mass[j] < 0 ? "node negative" : "node" }, svg("title", {}, `${tokenName(inputs, j)}: ${number(mass[j])}`)));
     }
   });
   const bottom = y(steps.length - 1);
   const order = [...shares].map((v, j) => [v, j]).sort((a, b) => b[0] - a[0]);
   const taken = [];
   for (const [value, j] of order.slice(0, 26)) {
-    if (value < 0.004 || taken.some((t) => Math.abs(t - x(j)) < 15)) continue;
+    if (value < 0.004 || taken.some((t) => Math.abs(t - x(j)) < 19)) continue;
     taken.push(x(j));
     root.append(svg("text", { x: 0, y: 0, class: "flow-label", "text-anchor": "end", transform: `translate(${x(j) + 4} ${bottom + 16}) rotate(-48)` }, visible(inputs.text[j])));
   }
@@ -117,6 +117,7 @@ export class ProvenanceView {
     const layer = asNumber(state.at, method.layers, method.layers.at(-1));
     const upto = method.layers.indexOf(layer);
     const hidden = asNumber(state.hidden, tokens.text.map((_, i) => i), leastItself(method));
+    note({ method: method.name, at: layer, hidden });
     const titles = methods.map((m) => [m.name, m.title]);
     const extra = (this.source.live?.methods ?? []).filter((m) => !methods.some((k) => k.name === m.name) && !missing.some((k) => k.name === m.name));
     replace(this.bar,

@@ -7,22 +7,25 @@ import { tokenName } from "./tokens.js";
 
 const SHOWN = 14;
 
-function bars(witness, end, keys, certificate) {
+function bars(witness, end, keys, interval) {
   const order = witness.row.map((_, i) => i).sort((a, b) => Math.max(witness.row[b], end[b]) - Math.max(witness.row[a], end[a])).slice(0, SHOWN);
-  const exact = new Map((certificate?.keys ?? []).map((k, i) => [k, i]));
   const rows = order.map((key) => {
-    const i = exact.get(key);
-    return { key, weight: witness.row[key], other: end[key], exact: i !== undefined, lower: i === undefined ? undefined : certificate.lower[i], upper: i === undefined ? undefined : certificate.upper[i] };
+    const known = interval(key);
+    return { key, weight: witness.row[key], other: end[key], exact: known?.exact, lower: known?.lower, upper: known?.upper };
   });
-  return weightBars({ keys, rows, caption: "The row as it is, and as far as the slider has moved it" });
+  const made = weightBars({ keys });
+  made.set(rows, "The row as it is, and as far as the slider has moved it");
+  return made;
 }
 
-export function slider({ witness, tokens, keys, certificate }) {
+// interval(key): between what that weight must lie, where it is known.
+export function slider({ witness, tokens, keys, interval }) {
   let toControl = false;
   const output = h("div", { class: "slide-output" });
   const left = h("div", { class: "slide-bars" });
   const input = h("input", { type: "range", min: 0, max: 100, value: 0, step: 1, id: `slide-${Math.random().toString(36).slice(2)}` });
   const status = h("output", { class: "slide-status", for: input.id, "aria-live": "polite" });
+  const far = h("span", {});
   let chart = null;
   let shownStop = null;
 
@@ -47,19 +50,21 @@ export function slider({ witness, tokens, keys, certificate }) {
 
   function draw() {
     shownStop = null;
-    chart = bars(witness, toControl ? witness.control_row : witness.alternative, keys, certificate);
+    far.textContent = toControl ? "a random row" : "the other row";
+    chart = bars(witness, toControl ? witness.control_row : witness.alternative, keys, interval);
     replace(left, chart);
     move();
   }
 
   input.addEventListener("input", move);
   draw();
-  return h("div", { class: "slide", "data-witness": `${witness.layer}/${witness.head}/${witness.query}` },
+  const element = h("div", { class: "slide", "data-witness": `${witness.layer}/${witness.head}/${witness.query}` },
     h("p", {}, `Another attention row from ${tokenName(tokens, witness.query)}, ${number(witness.total_variation, 2)} away in total variation, gives the same head output. Move the row towards it: the model was run at each mark.`),
     witness.control ? segmented("Where the slider leads", [["other", "to the other row"], ["random", "control: to a random row as far away"]], "other", (v) => { toControl = v === "random"; draw(); }) : null,
-    h("div", { class: "slide-input" }, h("label", { for: input.id }, "as it is"), input, h("span", {}, toControl ? "random" : "the other row")),
-    h("div", { class: "stops", "aria-hidden": "true" }, (witness.path ?? []).map((s) => h("i", { style: { left: `${s.a * 100}%` } }))),
+    h("div", { class: "slide-input" }, h("label", { for: input.id }, "as it is"), input, far),
     status,
     h("div", { class: "slide-body" }, left, output));
+  element.csv = () => chart.csv();
+  return element;
 }
 

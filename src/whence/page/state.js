@@ -20,17 +20,25 @@ function address() {
   return `#${found}`;
 }
 
-export function go(changes, { push = false } = {}) {
+function write(changes, push) {
   for (const [name, value] of Object.entries(changes)) state[name] = String(value ?? "");
   const next = address();
-  if (next !== location.hash) {
-    try {
-      history[push ? "pushState" : "replaceState"](null, "", next);
-    } catch {
-      // a page without an address (about:srcdoc in a notebook) keeps its state to itself
-    }
+  if (next === location.hash) return;
+  try {
+    history[push ? "pushState" : "replaceState"](null, "", next);
+  } catch {
+    // a page without an address (about:srcdoc in a notebook) keeps its state to itself
   }
+}
+
+export function go(changes, { push = false } = {}) {
+  write(changes, push);
   for (const listener of listeners) listener();
+}
+
+// What is shown already, made part of the address.
+export function note(changes) {
+  write(changes, false);
 }
 
 export function onchange(listener) {

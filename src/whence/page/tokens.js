@@ -1,7 +1,7 @@
 // Tokens as running text: readable, shaded, and to be picked with mouse or keyboard.
 
 import { h, visible } from "./dom.js";
-import { paint } from "./colour.js";
+import { colour, css, ink, theme } from "./colour.js";
 
 const RTL = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/g;
 const LTR = /[A-Za-z\u00c0-\u058f\u0900-\u1fff\u3040-\ud7ff]/g;
@@ -15,6 +15,8 @@ export function tokenName(tokens, i) {
   const text = visible(tokens.text[i] ?? "");
   return tokens.special[i] ? text : `‘${text}’`;
 }
+
+const SHADES = 64;
 
 // {tokens, label, onpick, onhover}: the element has `.shade(values, {max, curve})` and `.select(i)`.
 export function tokenText({ tokens, label, onpick, onhover, compact }) {
@@ -72,18 +74,31 @@ export function tokenText({ tokens, label, onpick, onhover, compact }) {
     element.addEventListener("pointerleave", () => onhover(-1));
   }
   element.select = (i) => {
-    if (current >= 0 && spans[current]) { spans[current].setAttribute("aria-selected", "false"); spans[current].tabIndex = -1; }
+    if (spans[current]) { spans[current].setAttribute("aria-selected", "false"); spans[current].tabIndex = -1; spans[current].classList.remove("chosen"); }
     current = i;
     if (spans[i]) {
-      if (onpick) { spans[i].setAttribute("aria-selected", "true"); spans.forEach((s) => { s.tabIndex = -1; }); spans[i].tabIndex = 0; }
-      spans.forEach((s, k) => s.classList.toggle("chosen", k === i));
+      if (onpick) { spans[0].tabIndex = -1; spans[i].setAttribute("aria-selected", "true"); spans[i].tabIndex = 0; }
+      spans[i].classList.add("chosen");
     }
   };
+  // Only the tokens whose shade changes are touched: most have next to no weight, whatever the row.
+  const levels = new Int16Array(spans.length).fill(-1000);
+  let painted = "";
   element.shade = (values, { max, curve = "linear", digits = 3 } = {}) => {
-    const most = max ?? Math.max(1e-12, ...values.map(Math.abs));
+    const most = max ?? values.reduce((m, v) => Math.max(m, Math.abs(v)), 1e-12);
     shown = { values, digits };
-    spans.forEach((span, i) => paint(span, (values[i] ?? 0) / most, curve));
+    if (painted !== theme()) { painted = theme(); levels.fill(-1000); }
+    for (let i = 0; i < spans.length; i++) {
+      const share = Math.max(-1, Math.min(1, (values[i] ?? 0) / most)) || 0;
+      const level = Math.round(SHADES * (curve === "root" ? Math.sign(share) * Math.sqrt(Math.abs(share)) : share));
+      if (level === levels[i]) continue;
+      levels[i] = level;
+      const { style } = spans[i];
+      if (level === 0) { style.backgroundColor = style.color = ""; continue; }
+      const found = colour(level / SHADES);
+      style.backgroundColor = css(found);
+      style.color = ink(found);
+    }
   };
-  element.plain = () => spans.forEach((span) => { span.style.backgroundColor = ""; span.style.color = ""; });
   return element;
 }

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -127,23 +125,10 @@ def listed(certificate: TokenCertificate) -> dict[str, Any]:
     }
 
 
-def exact_rows(
-    trace: Trace, seen: Overview, *, top: int = 5, budget: float = 5.0, attention: str | None = None,
-    stop: Callable[[], bool] = lambda: False,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Exact intervals of the listed rows, then of the other rows of the listed heads while `budget` seconds last."""
-    begin = time.monotonic()
-    chosen = [(c.layer, c.head, c.query) for c in (*seen.worst, *seen.best)]
-    n = seen.tokens
-    rest = [(layer, head, query) for query in range(n) for layer, head, _ in chosen]
-    found: dict[tuple[int, int, int], dict[str, Any]] = {}
-    for i, place in enumerate((*chosen, *rest)):
-        if place in found:
-            continue
-        if i >= len(chosen) and (time.monotonic() - begin > budget or stop()):
-            break
-        found[place] = listed(certify(trace, *place, top=top, attention=attention))
-    return list(found.values())
+def exact_rows(trace: Trace, seen: Overview, *, top: int = 5, attention: str | None = None) -> list[dict[str, Any]]:
+    """The listed rows with what can be said of them in words."""
+    chosen = dict.fromkeys((c.layer, c.head, c.query) for c in (*seen.worst, *seen.best))
+    return [listed(certify(trace, *place, top=top, attention=attention)) for place in chosen]
 
 
 def counter_examples(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,19 +14,14 @@ from whence.mixing.mixture import Mixture
 from whence.provenance import library_versions
 from whence.reading.trace import Stack, Trace
 from whence.reporting.attention import QUANTITIES, counter_examples, exact_rows, plain, stack_data
-from whence.reporting.heads import Alternatives, Detail, alternatives_of, detail_of, head_blocks
+from whence.reporting.exact import WEIGHTS, ExactIntervals
+from whence.reporting.heads import Alternatives, Detail, alternatives_of, detail_of, head_blocks, heaviest_keys
 from whence.reporting.mixing import mixtures, naive_identifiability
 from whence.reporting.prediction import prediction_data
+from whence.reporting.progress import Step, silent
 
 FORMAT = 1
 DETAILS = ("light", "standard", "full")
-
-Step = Callable[[str, float], None]
-"""Told what is being done and how much of the whole is done, in [0, 1]. It may raise, to stop the work."""
-
-
-def _silent(_what: str, _share: float) -> None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -48,52 +43,61 @@ def build(
     detail: str = "standard",
     methods: Iterable[str | Mixture] | None = None,
     attributions: Iterable[str] | None = None,
-    budget: float = 5.0,
+    budget: float | None = None,
     seen: Mapping[str, Overview] | None = None,
     token_identifiability: Any = None,
     with_heads: bool = True,
-    step: Step = _silent,
+    step: Step = silent,
 ) -> Document:
     """The document of one trace; `seen`: overviews that are there already, by stack; `with_heads`: with head blocks."""
     if detail not in DETAILS:
         raise InputError(f"detail={detail!r} is not one of {', '.join(DETAILS)}.")
     chosen = default_methods(len(trace.tokens)) if methods is None else tuple(methods)
     blocks: dict[str, bytes] = {}
-    stacks = []
-    share = 0.9 / len(trace.stacks)
-    for i, (name, stack) in enumerate(trace.stacks.items()):
+    stacks: list[dict[str, Any]] = []
+    parts: list[_Part] = []
+    exact = ExactIntervals(max(len(stack.key_tokens) for stack in trace.stacks.values()), budget)
+    share = 0.5 / len(trace.stacks)
+    try:
+        for i, (name, stack) in enumerate(trace.stacks.items()):
 
-        def inner(what: str, part: float, begin: float = i * share) -> None:
-            step(what, begin + share * part)
+            def inner(what: str, share_of_it: float, begin: float = i * share) -> None:
+                step(what, begin + share * share_of_it)
 
-        inner("Looking for what is certain", 0.0)
-        look = (seen or {}).get(name) or overview(trace, attention=name)
-        inner("Exact intervals", 0.4)
-        data = stack_data(stack, look)
-        data["exact"] = exact_rows(trace, look, budget=budget / len(trace.stacks), attention=name)
-        inner("Other attention with the same output", 0.55)
-        level = detail_of(detail, len(stack.tokens))
-        others = _alternatives(stack, level, look, budget)
-        inner("Counter-examples, put into the model", 0.65)
-        rows = list(
-            dict.fromkeys(
-                [*_farthest(stack, others), *((c.layer, c.head, c.query) for c in look.worst if c.dimension > 0)]
-            )
-        )
-        data["witnesses"] = counter_examples(trace, rows[:3], name)
-        for found in data["witnesses"]:
-            maps = others.get(found["layer"])
-            if maps is not None and found["head"] in maps.maps:  # the farthest row known, in place of a quick one
-                maps.maps[found["head"]][found["query"]] = torch.tensor(found["alternative"], dtype=torch.float64)
-        inner("Pictures of the heads", 0.8)
+            inner("Looking for what is certain", 0.0)
+            part = _Part(stack, (seen or {}).get(name) or overview(trace, attention=name), detail)
+            inner("What is exact of the listed rows", 0.4)
+            data = stack_data(stack, part.look)
+            data["exact"] = exact_rows(trace, part.look, attention=name)
+            inner("Other attention with the same output", 0.5)
+            part.alternatives = _alternatives(part, budget)
+            inner("Counter-examples, put into the model", 0.6)
+            data["witnesses"] = counter_examples(trace, part.telling_rows(), name)
+            part.keep_farthest(data["witnesses"])
+            if with_heads:
+                _begin(exact, part)  # in threads of its own, beside all that follows
+                inner("Pictures of the heads", 0.8)
+                blocks |= _head_blocks(part, listed=False)
+            stacks.append(data)
+            parts.append(part)
+        step("Where each token comes from", 0.52)
+        entries, some = mixtures(trace, chosen)
+        step("The prediction", 0.56)
+        prediction = prediction_data(trace, attributions)
+        exact.finish(lambda done, of: step(f"Exact intervals, {done} of {of} rows", 0.6 + 0.36 * done / max(of, 1)))
+    finally:
+        exact.close()
+    step("Pictures of the listed heads", 0.97)
+    for data, part in zip(stacks, parts, strict=True):
         if with_heads:
-            blocks |= _head_blocks(stack, level, look, others)
-        data["blocks"] = sorted(key.removeprefix(f"head/{name}/") for key in blocks if key.startswith(f"head/{name}/"))
-        stacks.append(data)
-    step("Where each token comes from", 0.92)
-    entries, some = mixtures(trace, chosen)
-    blocks |= some
-    step("The prediction", 0.96)
+            blocks |= _head_blocks(part, listed=True, exact=exact)
+        begin = f"head/{part.stack.name}/"
+        data["blocks"] = sorted(key.removeprefix(begin) for key in blocks if key.startswith(begin))
+        data["exact_heads"] = [
+            {"layer": layer, "head": head, "rows": int(found.solved.sum()), "of": len(found.solved)}
+            for (name, layer, head), found in exact.heads.items()
+            if name == part.stack.name
+        ]
     manifest = {
         "format": FORMAT,
         "text": trace.text,
@@ -110,25 +114,74 @@ def build(
             "naive": naive_identifiability(trace) if len(trace.stacks) == 1 else None,
             "trained": trained_data(token_identifiability),
         },
-        "prediction": prediction_data(trace, attributions),
+        "prediction": prediction,
     }
     step("Done", 1.0)
-    return Document(manifest, blocks)
+    return Document(manifest, blocks | some)
 
 
-def _named(look: Overview) -> set[tuple[int, int]]:
-    return {(c.layer, c.head) for c in (*look.worst, *look.best)}
+@dataclass
+class _Part:
+    """One stack on its way into the document."""
+
+    stack: Stack
+    look: Overview
+    detail_name: str
+    alternatives: dict[int, Alternatives] = field(default_factory=dict)
+
+    @property
+    def detail(self) -> Detail:
+        return detail_of(self.detail_name, len(self.stack.tokens))
+
+    @property
+    def named(self) -> set[tuple[int, int]]:
+        """Layer and head of the listed heads."""
+        return {(c.layer, c.head) for c in (*self.look.worst, *self.look.best)}
+
+    def telling_rows(self) -> list[tuple[int, int, int]]:
+        """Rows to put a counter-example into the model for."""
+        rows = [
+            *_farthest(self.stack, self.alternatives),
+            *((c.layer, c.head, c.query) for c in self.look.worst if c.dimension > 0),
+        ]
+        return list(dict.fromkeys(rows))[:3]
+
+    def keep_farthest(self, witnesses: list[dict[str, Any]]) -> None:
+        """The farthest row known, in place of a quick one."""
+        for found in witnesses:
+            maps = self.alternatives.get(found["layer"])
+            if maps is not None and found["head"] in maps.maps:
+                maps.maps[found["head"]][found["query"]] = torch.tensor(found["alternative"], dtype=torch.float64)
+
+    def maps(self, layer: int) -> dict[int, torch.Tensor]:
+        return self.alternatives[layer].maps if layer in self.alternatives else {}
 
 
-def _alternatives(stack: Stack, detail: Detail, look: Overview, budget: float) -> dict[int, Alternatives]:
+def _begin(exact: ExactIntervals, part: _Part) -> None:
+    """Start with the exact intervals of the listed heads: the weights that will be drawn, the listed rows first."""
+    found = part.look.identifiability
+    for layer in part.stack:
+        for head in [h for h in layer.heads if (layer.index, h) in part.named]:
+            place = layer.heads.index(head)
+            raw = layer.attention[place].detach().to(torch.float64)
+            seen = layer.visible_mask if layer.visible_mask.dim() == 2 else layer.visible_mask[place]
+            other = part.maps(layer.index).get(head)
+            keys = heaviest_keys(raw, other, seen.expand(raw.shape), part.detail.rows)[:, :WEIGHTS]
+            free = found.extra["simplex_null_dimension"][found.layers.index(layer.index), found.heads.index(head)]
+            first = [c.query for c in (*part.look.worst, *part.look.best) if (c.layer, c.head) == (layer.index, head)]
+            exact.add(part.stack.name, layer, head, keys, free, first, other)
+
+
+def _alternatives(part: _Part, budget: float | None) -> dict[int, Alternatives]:
     """Other attention by layer: of every head of a short text, of the listed heads of a long one."""
-    everywhere = len(stack.tokens) <= detail.alternatives and detail.heads == "all"
+    everywhere = len(part.stack.tokens) <= part.detail.alternatives and part.detail.heads == "all"
+    seconds = 0.25 if budget is None else max(0.001, min(0.25, 0.05 * budget))
     found: dict[int, Alternatives] = {}
-    for i, layer in enumerate(stack):
-        wanted = [h for h in layer.heads if everywhere or (layer.index, h) in _named(look)]
-        if wanted and int(look.free[i].max()) > 0:
+    for i, layer in enumerate(part.stack):
+        wanted = [h for h in layer.heads if everywhere or (layer.index, h) in part.named]
+        if wanted and int(part.look.free[i].max()) > 0:
             some = layer if len(wanted) == len(layer.heads) else layer.select(wanted)
-            found[layer.index] = alternatives_of(some, budget=max(0.001, 0.05 * min(budget, 5.0)))
+            found[layer.index] = alternatives_of(some, budget=seconds)
     return found
 
 
@@ -144,18 +197,21 @@ def _farthest(stack: Stack, others: Mapping[int, Alternatives]) -> list[tuple[in
     return [] if place is None else [place]
 
 
-def _head_blocks(stack: Stack, detail: Detail, look: Overview, others: Mapping[int, Alternatives]) -> dict[str, bytes]:
-    """The blocks of the heads that this level of detail has, by `head/STACK/LAYER/HEAD`."""
-    named = _named(look)
+def _head_blocks(part: _Part, *, listed: bool, exact: ExactIntervals | None = None) -> dict[str, bytes]:
+    """The blocks of the listed heads, or of the others that this level of detail has, by `head/STACK/LAYER/HEAD`."""
+    name, named = part.stack.name, part.named
     found: dict[str, bytes] = {}
-    for layer in stack:
-        mine = [h for h in layer.heads if detail.heads == "all" or (layer.index, h) in named]
+    for layer in part.stack:
+        mine = [
+            h for h in layer.heads if ((layer.index, h) in named) == listed and (listed or part.detail.heads == "all")
+        ]
         if not mine:
             continue
-        part = layer if len(mine) == len(layer.heads) else layer.select(mine)
-        maps = others[layer.index].maps if layer.index in others else {}
-        for head, block in head_blocks(part, detail, maps).items():
-            found[f"head/{stack.name}/{layer.index}/{head}"] = block
+        some = layer if len(mine) == len(layer.heads) else layer.select(mine)
+        intervals = {h: exact.heads[name, layer.index, h] for h in mine} if exact is not None else {}
+        maps = part.maps(layer.index) | {h: found.other for h, found in intervals.items() if found.moved}
+        for head, block in head_blocks(some, part.detail, maps, intervals).items():
+            found[f"head/{name}/{layer.index}/{head}"] = block
     return found
 
 

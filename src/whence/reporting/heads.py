@@ -13,6 +13,7 @@ from whence.attention.heads import by_group
 from whence.core.alternative_attention import alternative_attention
 from whence.core.bounds import weight_bounds
 from whence.reading.trace import Layer
+from whence.reporting.exact import WEIGHTS, HeadIntervals
 from whence.reporting.quantise import Quantised, pack, quantise, whole_numbers
 
 NO_KEY = 65535
@@ -36,20 +37,40 @@ class Detail:
 
 def detail_of(name: str, tokens: int) -> Detail:
     """The levels of detail by name: "light", "standard" and "full"."""
-    long = tokens > 256
     return {
-        "light": Detail("listed", 8, 16, 63),
-        "standard": Detail("all", 8, 16 if long else 24, 63 if long else None),
+        "light": Detail("listed", 8, WEIGHTS, 63),
+        "standard": Detail("all", 8, WEIGHTS, 63 if tokens > 256 else None),
         "full": Detail("all", 16, None, None, 1024),
     }[name]
 
 
-def head_blocks(layer: Layer, detail: Detail, alternatives: Mapping[int, Tensor]) -> dict[int, bytes]:
-    """A block for every head of `layer`; `alternatives` [query, key] for the heads that have one.
+def heaviest_keys(raw: Tensor, alternative: Tensor | None, seen: Tensor, count: int | None) -> Tensor:
+    """[query, place]: the keys that a row is drawn with, heaviest first; −1 where it sees fewer than `count`.
+
+    Most are the heaviest of the row itself; the others those that either the row or its alternative gives weight to.
+    """
+    count = raw.shape[-1] if count is None else min(count, raw.shape[-1])
+    heaviest = raw.clone()
+    if alternative is not None:
+        sure = raw.topk(min(count // 2 + 1, raw.shape[-1]), dim=-1).indices
+        heaviest = torch.maximum(raw, alternative).scatter_add(-1, sure, torch.full_like(raw, 2.0).gather(-1, sure))
+    keys = heaviest.masked_fill(~seen, -1.0).topk(count, dim=-1).indices
+    keys = keys.gather(-1, raw.gather(-1, keys).argsort(dim=-1, descending=True, stable=True))
+    return keys.masked_fill(~seen.gather(-1, keys), -1)
+
+
+def head_blocks(
+    layer: Layer,
+    detail: Detail,
+    alternatives: Mapping[int, Tensor],
+    intervals: Mapping[int, HeadIntervals] | None = None,
+) -> dict[int, bytes]:
+    """A block for every head of `layer`; `alternatives` [query, key] and `intervals` for the heads that have them.
 
     Arrays: raw, effective and alternative [query, key], for pictures; and for the heaviest weights of each row
-    [query, place]: keys (65535: none), weight, effective_weight, alternative_weight, lower, upper (closed-form bounds,
-    rounded outwards so that they stay valid).
+    [query, place]: keys (65535: none), weight, effective_weight, alternative_weight, lower and upper (rounded outwards
+    so that they stay valid), and exact: 1 where these were proved by linear programs, 0 where they are closed-form
+    bounds. The header says by how much the alternative has moved the rows on average (total variation).
     """
     raw = layer.attention.detach().to(torch.float64)
     effective = of_layer(layer).to(torch.float64)
@@ -61,7 +82,7 @@ def head_blocks(layer: Layer, detail: Detail, alternatives: Mapping[int, Tensor]
     seen = layer.visible_mask.expand(raw.shape)
     return {
         head: _head_block(
-            raw[i], effective[i], alternatives.get(head), lower[i], upper[i], seen[i], detail
+            raw[i], effective[i], alternatives.get(head), lower[i], upper[i], seen[i], detail, (intervals or {}).get(head)
         )
         for i, head in enumerate(layer.heads)
     }  # fmt: skip
@@ -75,19 +96,19 @@ def _head_block(
     upper: Tensor,
     seen: Tensor,
     detail: Detail,
+    intervals: HeadIntervals | None,
 ) -> bytes:
-    count = raw.shape[-1] if detail.rows is None else min(detail.rows, raw.shape[-1])
-    heaviest = raw.clone()
-    if alternative is not None:  # the heaviest of the row itself come first, then those that either row has
-        sure = raw.topk(min(count // 2 + 1, raw.shape[-1]), dim=-1).indices
-        heaviest = torch.maximum(raw, alternative).scatter_add(-1, sure, torch.full_like(raw, 2.0).gather(-1, sure))
-    keys = heaviest.masked_fill(~seen, -1.0).topk(count, dim=-1).indices
-    keys = keys.gather(-1, raw.gather(-1, keys).argsort(dim=-1, descending=True, stable=True))
-    shown = seen.gather(-1, keys)
+    keys = heaviest_keys(raw, alternative, seen, detail.rows)
+    if intervals is not None and detail.rows is not None:  # those that were solved
+        keys = intervals.keys
+    shown = keys >= 0
+    exact = torch.zeros(raw.shape, dtype=torch.bool)
+    if intervals is not None:
+        lower, upper, exact = _with_exact(lower, upper, exact, intervals)
     picture = {"bits": detail.bits, "levels": detail.levels, "root": detail.bits == 8}
 
     def at(t: Tensor) -> Tensor:
-        return t.gather(-1, keys) * shown
+        return t.gather(-1, keys.clamp(min=0)) * shown
 
     arrays: dict[str, Quantised] = {
         "raw": quantise(raw, **picture),  # type: ignore[arg-type]
@@ -97,11 +118,26 @@ def _head_block(
         "effective_weight": quantise(at(effective)),
         "lower": quantise(at(lower), scale=1.0, toward="down"),
         "upper": quantise(at(upper), scale=1.0, toward="up"),
+        "exact": Quantised(at(exact.to(torch.uint8)).numpy(), 1.0, 1, 1),
     }
+    about = {}
     if alternative is not None:
+        total = raw.sum(-1).clamp(min=1e-12)
+        about["moved"] = float((0.5 * (alternative - raw).abs().sum(-1) / total).mean())
         arrays["alternative"] = quantise(alternative, **picture)  # type: ignore[arg-type]
         arrays["alternative_weight"] = quantise(at(alternative), scale=1.0)
-    return pack(arrays)
+    return pack(arrays, about)
+
+
+def _with_exact(lower: Tensor, upper: Tensor, exact: Tensor, found: HeadIntervals) -> tuple[Tensor, Tensor, Tensor]:
+    """[query, key] bounds with the exact ones in their places."""
+    there = found.solved[:, None] & (found.keys >= 0)
+    rows, places = there.nonzero(as_tuple=True)
+    keys = found.keys[rows, places]
+    lower, upper, exact = lower.clone(), upper.clone(), exact.clone()
+    lower[rows, keys], upper[rows, keys] = found.lower[rows, places], found.upper[rows, places]
+    exact[rows, keys] = True
+    return lower, upper, exact
 
 
 @dataclass(frozen=True)

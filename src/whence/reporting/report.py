@@ -66,19 +66,23 @@ def report(
     detail: str = "standard",
     methods: Iterable[str | Mixture] | None = None,
     attributions: Iterable[str] | None = None,
-    budget: float = 5.0,
+    budget: float | None = None,
     token_identifiability: Any = None,
     overviews: Mapping[str, Overview] | None = None,
+    progress: bool | None = None,
 ) -> Report:
     """The page of one trace: which heads may be read, where hidden tokens come from, what the output came from.
 
     detail: "light", the pictures of the listed heads only; "standard", all heads, 8-bit pictures, and the numbers and
-    bounds of each row's heaviest weights; "full", 16 bits and the bounds of every weight.
+    bounds of each row's 16 heaviest weights; "full", 16 bits and the bounds of every weight.
     methods: names of `whence.contributions` methods, or results that are there already (such as hidden token
     attribution); None: ALTI, norms and rollout. attributions: names of `whence.attribute` methods for the prediction
-    of a model with a head; None: a few quick ones. budget: seconds for exact intervals and alternatives beyond the
-    listed rows, which are always exact. token_identifiability: a result of that measure, to draw its curves.
-    overviews: overviews computed before, by stack.
+    of a model with a head; None: a few quick ones.
+    budget: seconds for the exact intervals of the listed heads, the three to read and the three not to. None: every
+    row of a text of up to 128 tokens, 15 seconds for a longer one; math.inf: every row, however long it takes. The
+    page says of each row whether its intervals are exact; the listed rows always are.
+    token_identifiability: a result of that measure, to draw its curves. overviews: overviews computed before, by
+    stack. progress: show what is being done; None: on a terminal and in a notebook.
 
     >>> import whence
     >>> whence.report(whence.trace(whence.load(), "The bank raised its rates.")).findings[1][:23]
@@ -86,17 +90,22 @@ def report(
     """
     from whence.reading.trace import Trace
     from whence.reporting.document import build
+    from whence.reporting.progress import shown
 
     if not isinstance(trace, Trace):
         raise InputError(f"report takes what whence.trace gives for one text, not a {type(trace).__name__}.")
-    return Report(
-        build(
-            trace,
-            detail=detail,
-            methods=methods,
-            attributions=attributions,
-            budget=budget,
-            seen=overviews,
-            token_identifiability=token_identifiability,
+    if budget is not None and not budget >= 0:
+        raise InputError(f"budget={budget!r} is not a number of seconds.")
+    with shown(progress) as step:
+        return Report(
+            build(
+                trace,
+                detail=detail,
+                methods=methods,
+                attributions=attributions,
+                budget=budget,
+                seen=overviews,
+                token_identifiability=token_identifiability,
+                step=step,
+            )
         )
-    )
