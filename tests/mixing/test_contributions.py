@@ -230,8 +230,12 @@ def test_a_trace_from_a_file_needs_its_model_only_where_it_is_run(zoo: Zoo, tmp_
     assert torch.allclose(
         whence.contributions(alone, "alti").values, whence.contributions(trace, "alti").values, atol=1e-6
     )
+    # The trace keeps what GlobEnc needs of the feed-forward layer.
+    assert torch.allclose(
+        whence.contributions(alone, "globenc").values, whence.contributions(trace, "globenc").values, atol=1e-6
+    )
     with pytest.raises(InputError, match="give it with model="):
-        whence.contributions(alone, "globenc")
+        whence.contributions(alone, "value-zeroing")
 
 
 def test_every_method_is_registered() -> None:

@@ -10,12 +10,15 @@ Translation"): see `whence.mixing.encoder_decoder`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from whence.mixing.decomposition import Decomposition
 
 _BLOCK = 1 << 18  # numbers worked on at a time: 1 MB in float32, so that they stay in the processor's cache
+_KEYS = 64  # keys whose sources are made together
 
 
 def closeness(split: Decomposition, distance: str = "l1") -> Tensor:
@@ -24,63 +27,100 @@ def closeness(split: Decomposition, distance: str = "l1") -> Tensor:
     For L1 the identity |y − t| = 2 max(y, t) − y − t leaves one pass over the block, and its last two terms are
     linear, so that they cost nothing.
     """
-    weights, sources = split.weights_by_key, split.sources_by_key
-    state, width = split.state, split.state.shape[1]
     # max(s t, y) = s max(t, y / s) for s > 0: the norm's scale is applied to the sums, not to every part.
+    state = split.state
     scaled = state if split.scale is None else state / split.scale
-    n_key, n_query, _ = weights.shape
-    out = state.new_zeros(n_key, n_query)
-    rows = min(n_query, 128)
-    keys = max(1, min(n_key, _BLOCK // (rows * width)))
-    buffer = state.new_empty(keys * rows * width)
-    for first in range(0, n_query, rows):
-        y = scaled[first : first + rows]
-        last = first + y.shape[0]
-        # Under a causal mask no query of this block sees a key past its last one.
-        for key in range(0, min(last, n_key) if split.causal else n_key, keys):
-            w, u = weights[key : key + keys, first:last], sources[key : key + keys]
-            part = buffer[: w.shape[0] * w.shape[1] * width].view(w.shape[0], w.shape[1], width)
-            torch.bmm(w, u, out=part)
-            if distance == "l1":
-                torch.maximum(part, y, out=part)
-                torch.sum(part, dim=-1, out=out[key : key + keys, first:last])
-            else:
-                torch.sum(part.sub_(y).square_(), dim=-1, out=out[key : key + keys, first:last])
+    y = scaled if scaled.dim() == 3 else scaled[None]
+    weights = split.by_key
+    out = _sums(weights, split.values_by_key, split.weight, y, split.causal, distance)  # (sequence · key, query)
     if distance == "l1":
-        linear = torch.bmm(weights, sources.sum(-1, keepdim=True))[..., 0]  # (key, query): Σ_d T
-        closer = (scaled.abs() + scaled).sum(-1) + linear - 2 * out
+        linear = torch.zeros_like(out)  # Σ_d T
+        for head, total in zip(weights, split.values_by_key @ split.weight.sum(-1, keepdim=True), strict=True):
+            linear.addcmul_(head, total)
+        out = out.mul_(-2).add_(linear).view(y.shape[0], -1, y.shape[1]).add_((y.abs() + y).sum(-1)[:, None])
     else:
-        closer = scaled.norm(dim=-1) - out.sqrt_()
-    if split.scale is not None:
-        closer = closer * split.scale[:, 0]
-    closer = closer.T.contiguous()
+        out = y.norm(dim=-1)[:, None] - out.sqrt_().view(y.shape[0], -1, y.shape[1])
+    closer = out.transpose(1, 2)
+    closer = (closer if split.scale is None else closer * split.scale.view(*y.shape[:2], 1)).contiguous()
+    closer = closer if scaled.dim() == 3 else closer[0]
     if split.causal:
         closer = closer.tril_()  # what is not seen contributes exactly nothing
     own = _lengths(state, distance) - _lengths(state - split.diagonal(), distance)
     if split.crossed:
-        return torch.cat([closer, own[:, None]], dim=1)
-    closer.diagonal().copy_(own)
+        return torch.cat([closer, own[..., None]], dim=-1)
+    torch.diagonal(closer, dim1=-2, dim2=-1).copy_(own)
     return closer
+
+
+def _sums(weights: Tensor, values: Tensor, weight: Tensor, y: Tensor, causal: bool, distance: str) -> Tensor:
+    """(sequence · key, query): Σ_d max(t, y), or Σ_d (t − y)² for L2, with t_ij = Σ_h A^h_ij U^h_j.
+
+    weights (head, sequence · key, query), values (head, sequence · key, d_v), weight (head, d_v, d), y (sequence, query, d).
+    """
+    n_query, width = y.shape[1:]
+    by_key = weights.permute(1, 2, 0)  # (sequence · key, query, head)
+    out = y.new_zeros(weights.shape[1:])
+    rows = min(n_query, max(32, _BLOCK // width))
+    buffer = y.new_empty(max(_BLOCK, rows * width))
+    for first, last, at in _blocks(y.shape[0], weights.shape[1], rows * width):
+        sources = torch.bmm(values[:, first:last], weight).transpose(0, 1)  # (key, head, d)
+        # Under a causal mask no query before the block's first key sees any of them.
+        begin = first % (weights.shape[1] // y.shape[0]) if causal else 0
+        for row in range(begin, n_query, rows):
+            end = min(row + rows, n_query)
+            target = y[at, None, row:end]
+            keys = max(1, len(buffer) // ((end - row) * width))
+            pieces = (x.split(keys) for x in (by_key[first:last, row:end], sources, out[first:last, row:end]))
+            part = near = buffer[:0]
+            for w, u, total in zip(*pieces, strict=True):
+                if part.shape[:2] != total.shape:  # only the last piece is smaller
+                    part = buffer[: total.numel() * width].view(*total.shape, width)
+                    near = part.view(len(target), -1, *part.shape[1:])
+                torch.bmm(w, u, out=part)
+                if distance == "l1":
+                    torch.maximum(near, target, out=near)
+                else:
+                    near.sub_(target).square_()
+                torch.sum(part, dim=-1, out=total)
+    return out
+
+
+def _blocks(sequences: int, total: int, each: int) -> Iterator[tuple[int, int, slice]]:
+    """(first key, last key, which sequences): whole sequences together while they fit in a block, else keys of one.
+
+    total: keys of all sequences; each: numbers in a block of one key.
+    """
+    keys = total // sequences
+    together = max(1, _BLOCK // (keys * each))
+    if together > 1:
+        for start in range(0, sequences, together):
+            stop = min(start + together, sequences)
+            yield start * keys, stop * keys, slice(start, stop)
+        return
+    for sequence in range(sequences):
+        for key in range(0, keys, _KEYS):
+            yield sequence * keys + key, sequence * keys + min(key + _KEYS, keys), slice(sequence, sequence + 1)
 
 
 def _lengths(x: Tensor, distance: str) -> Tensor:
     return x.abs().sum(-1) if distance == "l1" else x.norm(dim=-1)
 
 
-def alti(split: Decomposition, distance: str = "l1") -> tuple[Tensor, int]:
-    """C, (query, source), rows summing to 1, and how many rows were degenerate.
+def alti(split: Decomposition, distance: str = "l1") -> tuple[Tensor, Tensor]:
+    """C, (query, source), rows summing to 1, and which rows were degenerate, (query).
 
     A row whose closeness is nowhere positive says nothing about its origin: it is given to the token itself.
     """
     return normalise_rows(closeness(split, distance).clamp_(min=0), crossed=split.crossed)
 
 
-def normalise_rows(scores: Tensor, *, crossed: bool = False) -> tuple[Tensor, int]:
-    """Rows divided by their sums, and how many were all zero: those become their own token (crossed: the last column)."""
+def normalise_rows(scores: Tensor, *, crossed: bool = False) -> tuple[Tensor, Tensor]:
+    """Rows divided by their sums, and which were all zero: those become their own token (crossed: the last column)."""
     total = scores.sum(-1, keepdim=True)
-    empty = (total[:, 0] <= 0).nonzero()[:, 0]
+    empty = total[..., 0] <= 0
     rows = scores / total.masked_fill(total <= 0, 1.0)
-    if len(empty):
-        rows[empty] = 0
-        rows[empty, torch.full_like(empty, scores.shape[1] - 1) if crossed else empty] = 1
-    return rows, len(empty)
+    if bool(empty.any()):
+        own = torch.zeros_like(rows[(0,) * (rows.dim() - 2)])
+        own[:, -1] = 1
+        rows = torch.where(empty[..., None], own if crossed else torch.eye(*own.shape).to(rows), rows)
+    return rows, empty

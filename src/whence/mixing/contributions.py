@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.mixing.decomposition import sharing
 from whence.mixing.mixture import Mixture
 from whence.mixing.rollout import rollout
 from whence.reading.trace import Trace
@@ -112,28 +111,35 @@ def contributions(
     >>> mixed.rollout().values[-1].sum(-1).round(decimals=4).tolist()
     [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
+    from whence.mixing.layerwise import PLANS, evaluate
     from whence.mixing.methods import METHODS
 
-    if isinstance(method, (list, tuple)):
-        with sharing():
-            return {name: contributions(trace, name, **options) for name in method}  # type: ignore[misc]
-    name = method.strip().lower()
-    if name not in METHODS:
-        raise InputError(f"method={method!r} is not one of {', '.join(METHODS)}.")
-    function = METHODS[name]
+    traces = [trace] if isinstance(trace, Trace) else list(trace)
+    for each in traces:
+        if not isinstance(each, Trace):
+            raise InputError(f"contributions takes what whence.trace gives, not a {type(each).__name__}.")
+    asked = {given: given.strip().lower() for given in ([method] if isinstance(method, str) else method)}
+    for given, name in asked.items():
+        if name not in METHODS:
+            raise InputError(f"method={given!r} is not one of {', '.join(METHODS)}.")
+        _check_options(METHODS[name], name, options)
+    made: dict[str, list[Any]] = {}
+    planned = [given for given, name in asked.items() if METHODS[name] in PLANS]
+    if traces and planned:
+        makers = [PLANS[METHODS[asked[given]]] for given in planned]
+        made = dict(zip(planned, evaluate(traces, makers, options), strict=True))
+    found: dict[str, Any] = {
+        given: made.get(given) or [METHODS[name](each, **options) for each in traces] for given, name in asked.items()
+    }
     if isinstance(trace, Trace):
-        one: Contributions = _call(function, name, trace, options)
-        return one
-    return [_call(function, name, each, options) for each in trace]
+        found = {given: results[0] for given, results in found.items()}
+    return found[method] if isinstance(method, str) else found
 
 
-def _call(function: Any, name: str, trace: Trace, options: dict[str, Any]) -> Any:
+def _check_options(function: Any, name: str, options: dict[str, Any]) -> None:
     import inspect
 
-    if not isinstance(trace, Trace):
-        raise InputError(f"contributions takes what whence.trace gives, not a {type(trace).__name__}.")
     known = list(inspect.signature(function).parameters)[1:]
     unknown = [option for option in options if option not in known]
     if unknown:
         raise InputError(f"method {name!r} has no option {unknown[0]!r}; it takes {', '.join(known)}.")
-    return function(trace, **options)

@@ -2,7 +2,7 @@
 
     y_i = Σ_j T_ij + b_i,     T_ij = s_i · Σ_h A^h_ij U^h_j + δ_ij ρ_i
 
-U^h_j = L(V^h_j W^h): the transformed values with the linear part L of whatever norm follows folded into the projection,
+U^h_j = V^h_j L(W^h): the transformed values with the linear part L of whatever norm follows folded into the projection,
 s_i = 1/σ_i: the scale of that norm, ρ_i: what the residual carries through it. By wiring:
 
     post-norm   L of the norm after the add, on both parts
@@ -18,15 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from whence.core._memory import fresh
 from whence.errors import InputError, WiringError
 from whence.reading.norms import Norm
-from whence.reading.tape import deviation
 from whence.reading.trace import Layer
 
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 6e-2}
@@ -37,13 +36,17 @@ TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 6e-2}
 class Decomposition:
     """One attention layer's output, split by where it came from; the (query, key, d) tensor itself is never made.
 
-    Shapes: attention (head, query, key), sources (head, key, d), scale (query, 1), own, bias and state (query, d).
+    Shapes: attention (head, query, key), values (head, key, d_v), weight (head, d_v, d) with the norms' L in it, scale
+    (query, 1), own, bias and state (query, d). Several sequences of one length at once: all but `weight` have the
+    sequence as their first axis, and so have the results.
+
     `own` is the residual's part ρ. It belongs to the query's own token; where queries and keys are different tokens
     (cross-attention) it is a source of its own, after the keys.
     """
 
     attention: Tensor
-    sources: Tensor
+    values: Tensor
+    weight: Tensor
     scale: Tensor | None  # None: 1
     own: Tensor
     bias: Tensor
@@ -53,47 +56,72 @@ class Decomposition:
 
     @property
     def columns(self) -> int:
-        return self.attention.shape[2] + int(self.crossed)
-
-    @cached_property
-    def weights_by_key(self) -> Tensor:
-        """(key, query, head): the attention laid out for one product per key, without the scale.
-
-        A transposed matrix and a view of it: many times faster than permuting three axes.
-        """
-        heads, queries, keys = self.attention.shape
-        return self.attention.reshape(heads, -1).T.contiguous().view(queries, keys, heads).transpose(0, 1)
+        return self.attention.shape[-1] + int(self.crossed)
 
     @property
-    def sources_by_key(self) -> Tensor:
-        """(key, head, d)"""
-        return self.sources.transpose(0, 1)
+    def sources(self) -> Tensor:
+        """(head, key, d): U, made when asked for."""
+        return torch.matmul(self.values, self.weight)
+
+    @property
+    def by_key(self) -> Tensor:
+        """(head, sequence · key, query): the attention laid out for one product per key, without the scale.
+
+        Weights so small that their products leave the range of normal numbers (below 1e-31 in float32, where the
+        largest of a row is at least 1/n) are 0 here: far below rounding, and the processor is many times slower on them.
+        """
+        shared = _shared.get()
+        if shared is not None and shared.laid_out is not None and shared.laid_out[0] is self.attention:
+            return shared.laid_out[1]
+        attention = self.attention if self.attention.dim() == 4 else self.attention[None]
+        count, heads, queries, keys = attention.shape
+        out = _scratch(shared, attention, heads, count * keys, queries)
+        limits = torch.finfo(out.dtype)
+        for head in range(heads):  # one at a time, so that it is still in the cache when it is cleaned
+            out[head].view(count, keys, queries).copy_(attention[:, head].transpose(1, 2))
+            torch.hardshrink(out[head], limits.tiny / limits.eps, out=out[head])
+        if shared is not None:
+            shared.laid_out = (self.attention, out)
+        return out
+
+    @property
+    def values_by_key(self) -> Tensor:
+        """(head, sequence · key, d_v)"""
+        if self.values.dim() == 3:
+            return self.values
+        return self.values.transpose(0, 1).flatten(1, 2)
 
     def diagonal(self) -> Tensor:
         """(query, d): T_ii, the token's own part: residual and attention to itself. Crossed: the residual alone."""
         if self.crossed:
             return self.own
-        weights = torch.diagonal(self.attention, dim1=1, dim2=2)  # (head, token)
-        seen = torch.einsum("hn,hnd->nd", weights, self.sources)
+        weights = torch.diagonal(self.attention, dim1=-2, dim2=-1)  # (head, token)
+        seen = joined(self.values * weights[..., None]) @ self.weight.flatten(0, 1)
         return self.own + (seen if self.scale is None else seen * self.scale)
 
     def parts(self) -> Tensor:
         """(query, source, d): every T_ij. For short texts and tests: n² d numbers."""
-        parts = torch.bmm(self.weights_by_key, self.sources_by_key).transpose(0, 1).contiguous()
-        parts = parts if self.scale is None else parts * self.scale[:, None]
+        parts = torch.einsum("...hqk,...hkd->...qkd", self.attention, self.sources)
+        parts = parts if self.scale is None else parts * self.scale[..., None, :]
         if self.crossed:
-            return torch.cat([parts, self.own[:, None]], dim=1)
-        torch.diagonal(parts, dim1=0, dim2=1).copy_(self.diagonal().T)
+            return torch.cat([parts, self.own[..., None, :]], dim=-2)
+        torch.diagonal(parts, dim1=-3, dim2=-2).copy_(self.diagonal().transpose(-1, -2))
         return parts
 
-    def through(self, norm: Norm, before: Tensor, state: Tensor) -> Decomposition:
-        """The parts after a further norm that read `before` and belongs to `state`: L(T_ij) / σ(before)."""
-        factor = norm.scale(before).reciprocal()
+    def through(self, norm: Norm, before: Tensor, residual_scale: Tensor | float | None = None) -> Decomposition:
+        """The parts after a further norm that read `before`, state and feed-forward part: L(T_ij) / σ(before).
+
+        The feed-forward part belongs to no token. residual_scale: the state's factor in `before`.
+        """
+        state, factor = normed(norm, before)
         scale = factor if self.scale is None else self.scale * factor
-        own, bias = (norm.linear(x) * factor for x in (self.own, self.bias))
-        new = replace(self, sources=norm.linear(self.sources), scale=scale, own=own, bias=bias, state=state)
-        new.__dict__["weights_by_key"] = self.weights_by_key  # the attention is the same
-        return new
+        weight, own, bias = (norm.linear(_times(x, residual_scale)) for x in (self.weight, self.own, self.bias))
+        return replace(self, weight=weight, scale=scale, own=own * factor, bias=bias * factor, state=state)
+
+
+def joined(heads: Tensor) -> Tensor:
+    """(…, head, token, d_v) → (…, token, head · d_v)"""
+    return heads.transpose(-3, -2).flatten(-2)
 
 
 def working(tensor: Tensor) -> torch.dtype:
@@ -101,19 +129,52 @@ def working(tensor: Tensor) -> torch.dtype:
     return tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
 
 
-_shared: ContextVar[dict[tuple[int, bool], tuple[Layer, Decomposition]] | None] = ContextVar(
-    "whence_split", default=None
-)
+def normed(norm: Norm, x: Tensor) -> tuple[Tensor, Tensor]:
+    """norm(x), and 1 / σ(x) (…, 1): one pass over x where torch has one."""
+    if not norm.centred:
+        factor = norm.scale(x).reciprocal()
+        y = norm.linear(x) * factor
+        return (y if norm.bias is None else y + norm.bias.to(y)), factor
+    gain, bias = (None if t is None else t.detach().to(x) for t in (norm.gain, norm.bias))
+    y, _, factor = torch.native_layer_norm(x, [x.shape[-1]], gain, bias, norm.eps)
+    return y, factor
+
+
+# -- one layer, once -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Shared:
+    known: dict[tuple[int, bool], tuple[Layer, Decomposition]] = field(default_factory=dict)
+    laid_out: tuple[Tensor, Tensor] | None = None  # an attention, and it by key: one at a time, in `memory`
+    memory: Tensor | None = None  # the largest buffer so far, used again for every layer
+
+
+_shared: ContextVar[_Shared | None] = ContextVar("whence_split", default=None)
 
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """While the block runs, a layer is decomposed once, however many methods ask for it."""
-    token = _shared.set({})
+    """While the block runs, a layer is decomposed once, however many methods ask for it in turn.
+
+    One layer is remembered at a time, and its memory is used again for the next: fresh memory costs more than the work.
+    """
+    token = _shared.set(_Shared())
     try:
         yield
     finally:
         _shared.reset(token)
+
+
+def _scratch(shared: _Shared | None, like: Tensor, *shape: int) -> Tensor:
+    """Uninitialised memory; inside `sharing` the same again for each layer."""
+    size = torch.Size(shape).numel()
+    if shared is None:
+        return like.new_empty(shape)
+    held = shared.memory
+    if held is None or held.numel() < size or held.dtype != like.dtype or held.device != like.device:
+        held = shared.memory = fresh(like, size)
+    return held[:size].view(shape)
 
 
 def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
@@ -125,15 +186,14 @@ def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
     >>> torch.allclose(split.parts().sum(1) + split.bias, layer.after_attention, atol=1e-5)
     True
     """
-    known = _shared.get()
-    if known is None:
+    shared = _shared.get()
+    if shared is None:
         return _decompose(layer, crossed)
-    if (id(layer), crossed) not in known:
-        known[id(layer), crossed] = (
-            layer,
-            _decompose(layer, crossed),
-        )  # the layer is held, so that its id stays its own
-    return known[id(layer), crossed][1]
+    key = (id(layer), crossed)
+    if key not in shared.known:
+        shared.known.clear()  # with the layer that was held so that its id stayed its own
+        shared.known[key] = (layer, _decompose(layer, crossed))
+    return shared.known[key][1]
 
 
 def _decompose(layer: Layer, crossed: bool) -> Decomposition:
@@ -147,16 +207,16 @@ def _decompose(layer: Layer, crossed: bool) -> Decomposition:
         return tensor.detach().to(dtype)
 
     attention = to(layer.attention)
-    if not crossed and attention.shape[1] != attention.shape[2]:
+    queries, keys = attention.shape[-2:]
+    if not crossed and queries != keys:
         raise InputError(
-            f"layer {layer.index} has {attention.shape[1]} queries and {attention.shape[2]} keys: it looks at other tokens "
+            f"layer {layer.index} has {queries} queries and {keys} keys: it looks at other tokens "
             "than its own, and is read together with the decoder it belongs to."
         )
     weight = to(layer.projection.weight)  # (head, d_v, d)
-    projected_bias = None if layer.projection.bias is None else to(layer.projection.bias)
-    projected = torch.einsum("hqv,hvd->qd", to(layer.outputs), weight)
-    bias = torch.zeros_like(projected) if projected_bias is None else projected_bias.expand_as(projected)
+    projected = joined(to(layer.outputs)) @ weight.flatten(0, 1)
     own = _times(to(layer.block_input), layer.residual_scale)
+    bias = own.new_zeros(own.shape[-1]) if layer.projection.bias is None else to(layer.projection.bias)
     scale: Tensor | None = None
     if layer.branch_norm is not None:
         norm = layer.branch_norm
@@ -164,20 +224,20 @@ def _decompose(layer: Layer, crossed: bool) -> Decomposition:
         weight, projected, bias = norm.linear(weight), norm.linear(projected) * scale, norm.linear(bias) * scale
         bias = bias if norm.bias is None else bias + to(norm.bias)
     weight, projected, bias = (_times(t, layer.branch_scale) for t in (weight, projected, bias))
+    projected = projected + bias
     if layer.wiring == "parallel":
-        own = to(layer.after_attention) - projected - bias
-    state = own + projected + bias
+        own = to(layer.after_attention) - projected
+    state = projected.add_(own)
     if layer.norm is not None:
         norm = layer.norm
-        factor = norm.scale(state).reciprocal()
+        state, factor = normed(norm, state)
         scale = factor if scale is None else scale * factor
-        weight = norm.linear(weight)
-        own, projected, bias = (norm.linear(t) * factor for t in (own, projected, bias))
+        weight, own, bias = norm.linear(weight), norm.linear(own).mul_(factor), norm.linear(bias) * factor
         bias = bias if norm.bias is None else bias + to(norm.bias)
-        state = own + projected + bias
     _check(layer, state)
-    sources = torch.bmm(to(layer.values), weight)
-    return Decomposition(attention, sources, scale, own, bias, state, layer.causal, crossed)
+    return Decomposition(
+        attention, to(layer.values), weight, scale, own, bias.expand_as(state), state, layer.causal, crossed
+    )
 
 
 def _check(layer: Layer, state: Tensor) -> None:
@@ -185,9 +245,11 @@ def _check(layer: Layer, state: Tensor) -> None:
     theirs = layer._after_attention
     if theirs is None:
         return  # no module shows it; the sum was proved on the reader's own pass
-    error = deviation(state, theirs)
+    theirs = theirs.detach()
+    largest = theirs.abs().amax().to(state.dtype)
+    error = float((state - theirs).abs_().amax() / torch.where(largest > 0, largest, 1.0))
     tolerance = TOLERANCE.get(theirs.dtype, 1e-4)
-    if error > tolerance:
+    if not error <= tolerance:
         raise WiringError(
             f"layer {layer.index}: its parts miss the model's own state by {error:.1e} (tolerance {tolerance:.0e}). "
             "If heads were selected, use the whole trace: the rest of the heads are part of the state too."
@@ -197,4 +259,4 @@ def _check(layer: Layer, state: Tensor) -> None:
 def _times(x: Tensor, factor: Tensor | float | None) -> Tensor:
     if factor is None:
         return x
-    return x * (factor.to(x) if isinstance(factor, Tensor) else factor)
+    return x * (factor.detach().to(x) if isinstance(factor, Tensor) else factor)

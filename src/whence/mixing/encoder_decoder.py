@@ -24,7 +24,7 @@ from whence.reading.trace import Layer, Trace
 
 
 def together(
-    trace: Trace, name: str, matrix: Callable[[Layer, bool], tuple[Tensor, int]], settings: Mapping[str, Any]
+    trace: Trace, name: str, matrix: Callable[[Layer, bool], tuple[Tensor, Tensor]], settings: Mapping[str, Any]
 ) -> Contributions:
     """[decoder layer, target token, source tokens then target tokens], with the encoder's layers beside it."""
     decoder, cross = trace.of("decoder"), trace.of("cross")
@@ -40,7 +40,7 @@ def together(
         across, second = matrix(other, True)
         rows.append(torch.cat([across[:, :-1], across[:, -1:] * inside], dim=1))
         degenerate.append(first + second)
-    extra = {"degenerate": torch.tensor(degenerate)}
+    extra = {"degenerate": torch.stack(degenerate)}
     if "encoder" in trace.stacks:
         extra["encoder"] = torch.stack([matrix(layer, False)[0] for layer in trace.of("encoder")])
     else:  # a decoder that was handed its encoder's states

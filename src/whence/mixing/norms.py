@@ -17,36 +17,43 @@ _KEYS = 32  # keys worked on together: their vectors stay in the processor's cac
 def part_norms(split: Decomposition, *, residual: bool = True) -> Tensor:
     """(query, source): ‖T_ij‖₂, with no (n, n, d) work.
 
-    For a key j, ‖Σ_h a_h U^h_j‖ = ‖R_j a‖ with R_jᵀR_j = U_j U_jᵀ (head × head). The factor is taken from a float64
-    Gram matrix, and the norm from R_j a rather than from aᵀ(U_j U_jᵀ)a, which would lose half the digits.
+    For a key j, ‖Σ_h a_h U^h_j‖ = ‖R_j a‖ with R_jᵀR_j = U_j U_jᵀ (head × head): the norm is taken from R_j a rather
+    than from aᵀ(U_j U_jᵀ)a, which would lose half the digits.
     """
-    weights, sources = split.weights_by_key, split.sources_by_key
-    lengths = split.state.new_empty(weights.shape[:2])
-    for key in range(0, len(weights), _KEYS):
+    weights, values = split.by_key, split.values_by_key  # (head, sequence · key, query or d_v)
+    lengths = split.state.new_empty(weights.shape[1:])
+    for key in range(0, weights.shape[1], _KEYS):
         at = slice(key, key + _KEYS)
-        factors = _gram_factor(sources[at]).to(sources.dtype)  # (key, head, head)
-        torch.sum(torch.bmm(weights[at], factors).square_(), dim=-1, out=lengths[at])
-    lengths = lengths.sqrt_().T.contiguous()
-    lengths = lengths if split.scale is None else lengths * split.scale
+        factors = _factor(torch.bmm(values[:, at], split.weight).transpose(0, 1)).to(weights.dtype)  # (key, head, head)
+        torch.sum(torch.bmm(factors, weights[:, at].transpose(0, 1)).square_(), dim=1, out=lengths[at])
+    shape = split.state.shape[:-1]
+    lengths = lengths.sqrt_().view(*shape[:-1], -1, shape[-1]).transpose(-1, -2)
+    lengths = lengths.contiguous() if split.scale is None else lengths * split.scale
     if split.causal:
         lengths = lengths.tril_()
     if not residual:
         return lengths
     own = split.diagonal().norm(dim=-1)
     if split.crossed:
-        return torch.cat([lengths, own[:, None]], dim=1)
-    lengths.diagonal().copy_(own)
+        return torch.cat([lengths, own[..., None]], dim=-1)
+    torch.diagonal(lengths, dim1=-2, dim2=-1).copy_(own)
     return lengths
 
 
-def _gram_factor(sources: Tensor) -> Tensor:
-    """(key, head, d) → (key, head, head) F with F Fᵀ = U Uᵀ."""
+def _factor(sources: Tensor) -> Tensor:
+    """(key, head, d) → (key, ·, head) R with RᵀR = U Uᵀ.
+
+    float32: from a float64 Gram matrix, which is good to all of float32's digits; float64: by QR, which squares nothing.
+    """
+    if sources.dtype == torch.float64:
+        upper: Tensor = torch.linalg.qr(sources.transpose(1, 2), mode="r").R
+        return upper
     wide = sources.to(torch.float64)
     gram = torch.bmm(wide, wide.transpose(1, 2))
     factor: Tensor
-    factor, info = torch.linalg.cholesky_ex(gram)
+    factor, info = torch.linalg.cholesky_ex(gram, upper=True)
     failed = info != 0  # heads that give the same vector, or none at all
     if bool(failed.any()):
         values, vectors = torch.linalg.eigh(gram[failed])
-        factor[failed] = vectors * values.clamp(min=0).sqrt()[:, None]
+        factor[failed] = (vectors * values.clamp(min=0).sqrt()[:, None]).transpose(1, 2)
     return factor

@@ -69,7 +69,7 @@ def value_zeroing(
         tokens=stack.tokens,
         provenance=trace.provenance.by("value-zeroing", attention=stack.name, origin=LAYER),
         layers=tuple(site.layer for site in sites),
-        extra={"degenerate": torch.tensor(degenerate), "change": scores},
+        extra={"degenerate": torch.stack(degenerate).sum(-1), "change": scores},
     )
 
 

@@ -42,6 +42,8 @@ class Layer:
     residual_scale: Tensor | float | None
     bias: Tensor | None = None  # added to the scaled scores (relative positions), [head, query, key] or broadcastable
     reason: str | None = None  # why wiring or projection are missing
+    second_norm: Norm | None = None  # the norm that ends a post-norm block, after the feed-forward layer
+    _before_second_norm: Tensor | None = None  # [query, d]
 
     def _kept(self, tensor: Tensor | None, name: str) -> Tensor:
         if tensor is None:
@@ -139,6 +141,11 @@ class Layer:
         return self._wired(self._block_output, "state after the block")
 
     @property
+    def before_second_norm(self) -> Tensor:
+        """[query, d]: state after attention + feed-forward part, before the norm that ends a post-norm block."""
+        return self._wired(self._before_second_norm, "sum before the second norm")
+
+    @property
     def visible_mask(self) -> Tensor:
         """Boolean [query, key] (or [head, query, key]): which keys each query may look at."""
         if self.visible is not None:
@@ -187,9 +194,9 @@ class Layer:
 
 
 def repeat_heads(grouped: Tensor, heads: int) -> Tensor:
-    """[kv head, …] → [head, …]; a view where nothing needs repeating."""
-    groups = heads // grouped.shape[0]
-    return grouped if groups == 1 else grouped.repeat_interleave(groups, dim=0)
+    """[kv head, token, d] → [head, token, d]; a view where nothing needs repeating."""
+    groups = heads // grouped.shape[-3]
+    return grouped if groups == 1 else grouped.repeat_interleave(groups, dim=-3)
 
 
 def ranges(numbers: tuple[int, ...]) -> str:

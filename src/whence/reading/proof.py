@@ -23,6 +23,7 @@ from whence.reading.attach import FUNCTION_MODE, INTERFACE, accepted, attached, 
 from whence.reading.dataflow import Unread, ancestors, closure, origins
 from whence.reading.function_mode import AttentionMode
 from whence.reading.projection import Projection, find_projection
+from whence.reading.second_norm import SecondNorm, find_second_norm
 from whence.reading.tap import Call, Tap, mix
 from whence.reading.tape import Node, Op, Tape, deviation, walk
 from whence.reading.wiring import Found, Handle, Wiring, block_output, find_handle, find_wiring, with_projection
@@ -51,6 +52,7 @@ class Site:
     block_output: Handle | None
     reason_b: str | None
     reason_c: str | None
+    second_norm: SecondNorm | None = None  # the norm that ends a post-norm block
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ def _prove_way(
     wrong = [i for i, reading in enumerate(readings) if reading[0] > tolerance]
     if wrong:
         raise Unread(f"attention · values misses the head output by {readings[wrong[0]][0]:.1e} in call {wrong[0]}")
-    return Proof(way, _number_sites(model, tape, tap.calls, readings), error_d, tolerance, tried)
+    return Proof(way, _number_sites(model, tape, tap.calls, readings, tolerance), error_d, tolerance, tried)
 
 
 def _why(model: nn.Module, inputs: Mapping[str, Any], plain: Mapping[Any, Tensor], tolerance: float) -> str:
@@ -248,7 +250,7 @@ def _reasons(found: Found, b: str | None, c: str | None) -> Found:
 
 
 def _number_sites(
-    model: nn.Module, tape: Tape, calls: list[Call], readings: list[tuple[float, Found]]
+    model: nn.Module, tape: Tape, calls: list[Call], readings: list[tuple[float, Found]], tolerance: float
 ) -> tuple[Site, ...]:
     ops = [_producer(tape, call) for call in calls]
     stacks = _stacks(model, tape, calls, ops, readings)
@@ -277,6 +279,7 @@ def _number_sites(
                 block_output=None if after is None else find_handle(tape, after),
                 reason_b=found.reason_b,
                 reason_c=found.reason_c,
+                second_norm=find_second_norm(tape, op, found, tolerance),
             )
         )
     return tuple(sites)

@@ -186,7 +186,8 @@ def _handles(proof: Proof) -> list[Handle]:
         wiring = site.wiring
         if wiring is None or site.reason_c is not None:
             continue
-        handles += [h for h in (wiring.residual, wiring.after, site.block_output) if h is not None]
+        second = None if site.second_norm is None else site.second_norm.before
+        handles += [h for h in (wiring.residual, wiring.after, site.block_output, second) if h is not None]
     return list(dict.fromkeys(handles))
 
 
@@ -341,6 +342,7 @@ def _layer(
     if bias is not None:
         bias = bias[min(row, bias.shape[0] - 1)][..., :n_query, :n_key]
     wiring = site.wiring if site.reason_c is None else None
+    second = site.second_norm
     keys_proved = site.keys_error is not None and site.keys_error <= tolerance
     return Layer(
         index=site.layer,
@@ -365,6 +367,8 @@ def _layer(
         residual_scale=None if wiring is None else wiring.residual_scale,
         bias=bias if "keys" in wanted else None,
         reason=site.reason_b or site.reason_c,
+        second_norm=None if second is None else second.norm,
+        _before_second_norm=None if second is None else state(second.before),
     )
 
 
