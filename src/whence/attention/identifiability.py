@@ -11,7 +11,7 @@ from torch import Tensor
 from whence.attention.effective_attention import of_layer
 from whence.attention.heads import by_group, identifying_values
 from whence.core.leverage import leverage
-from whence.core.null_space import null_space
+from whence.core.null_space import NullSpace, null_space
 from whence.reading.trace import Layer, Stack, Trace
 from whence.results import Result
 
@@ -90,7 +90,7 @@ def identifiability(trace: Trace, *, keys: bool = False, attention: str | None =
     0
     """
     stack = trace.of(attention)
-    layers = [_layer(layer, stack) for layer in stack]
+    layers = [_layer(layer, stack, space) for layer, space in zip(stack, _null_spaces(stack), strict=True)]
     names = list(layers[0])
     extra = {name: torch.stack([found[name] for found in layers]) for name in names}
     if keys:
@@ -110,12 +110,33 @@ def identifiability(trace: Trace, *, keys: bool = False, attention: str | None =
     )
 
 
-def _layer(layer: Layer, stack: Stack) -> dict[str, Tensor]:
+def _null_spaces(stack: Stack) -> list[NullSpace]:
+    """The null space of every layer. Layers under one mask go together: small problems are faster in one batch."""
+    parts = [by_group(layer)[1:] for layer in stack]
+    found: list[NullSpace | None] = [None] * len(parts)
+    for first, (values, visible) in enumerate(parts):
+        if found[first] is not None:
+            continue
+        alike = [
+            i
+            for i, (v, m) in enumerate(parts)
+            if found[i] is None and v.shape == values.shape and v.dtype == values.dtype and _same_mask(m, visible)
+        ]
+        space = null_space(torch.stack([parts[i][0] for i in alike]), visible=visible)
+        for place, i in enumerate(alike):
+            found[i] = space[place]
+    return [space for space in found if space is not None]
+
+
+def _same_mask(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and a.shape == b.shape and torch.equal(a, b))
+
+
+def _layer(layer: Layer, stack: Stack, space: NullSpace) -> dict[str, Tensor]:
     raw = layer.attention
     heads, n_query, _ = raw.shape
     weights, values, visible = by_group(layer)
     group = weights.shape[1]
-    space = null_space(values, visible=visible)
     full = (*weights.shape[:2], n_query)
 
     def per_row(t: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from whence.core._checks import Constraint
 
 EPS64 = torch.finfo(torch.float64).eps
 # Cholesky-QR2 reaches full orthogonality as long as κ²·eps < 1; 1e6 leaves a margin of 1e3.
-_CHOLESKY_LIMIT = 1e6
+CHOLESKY_LIMIT = 1e6
 
 
 def rank_eps(dtype: torch.dtype) -> float:
@@ -118,7 +118,7 @@ def _independent_rows(values: Tensor, valid: Tensor, eps: float, simplex: bool, 
     # The padded diagonal adds one to ‖L⁻¹‖² for each row that is not there.
     size = (size.square() - (~real).sum(-1)).clamp(min=0).sqrt()
     # Half the tolerance, so that rounding in the bound cannot turn the decision.
-    return good & (size * max(values.shape[-1], width) * eps < 0.5) & (size < _CHOLESKY_LIMIT)
+    return good & (size * max(values.shape[-1], width) * eps < 0.5) & (size < CHOLESKY_LIMIT)
 
 
 def column_basis(
@@ -162,7 +162,7 @@ def column_basis(
         # ‖L‖_F² = trace of the Gram matrix.
         kappa = gram.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt() * size
         longest = torch.clamp(count[index], min=width).to(torch.float64)
-        good = good & (kappa < _CHOLESKY_LIMIT) & (size * norm[index] * longest * eps < 0.5)
+        good = good & (kappa < CHOLESKY_LIMIT) & (size * norm[index] * longest * eps < 0.5)
         basis = v @ inverse.mT
         again = good & (kappa.square() * EPS64 > refine)
         if bool(again.any()):

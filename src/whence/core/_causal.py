@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.core._basis import column_basis, helmert_rows, rank_eps, unit_scale
+from whence.core._basis import helmert_rows, rank_eps, unit_scale
 from whence.core._checks import Constraint, broadcast
+from whence.core._early import early_prefixes
 
 _BLOCK = 64
 _FIRST_BLOCK = 16
@@ -27,15 +28,17 @@ class CausalPlan:
     """What the blocks share. u… are the leading dimensions of values and key mask, broadcast.
 
     scaled (u…, n_key, d_v) float64, zero at absent keys; scale (…, 1, 1); real (u…, n_key): the key exists; count: its
-    running sum; identified (u…, n_query): the row's values are independent, A⊥ = A; first: the first row of a block,
-    all rows before it see too few keys for one.
+    running sum; settled (u…, n_query): the row's distinct values are independent (`whence.core._early`): A⊥ = A, or its
+    means over keys of equal value in the heads of `twins`, {flat unit: leader (n_key,)}; first: the first row of a
+    block, all rows before it see too few keys for one.
     """
 
     scaled: Tensor
     scale: Tensor
     real: Tensor
     count: Tensor
-    identified: Tensor
+    settled: Tensor
+    twins: dict[int, Tensor]
     first: int
     n_query: int
     eps: float
@@ -86,24 +89,18 @@ def causal_plan(values: Tensor, keys: Tensor, n_query: int, constraint: Constrai
     scaled = scaled.expand(*unit_batch, n_key, width)
     real = keys.expand(*unit_batch, n_key)
     count = real.cumsum(-1)
-    row_count = _row_counts(count, n_query)
+    row_count = _at_rows(count, n_query, 0)
     enough = (row_count >= columns).reshape(-1, n_query).any(0)
     first = int(enough.nonzero()[0]) + 1 if bool(enough.any()) else n_query
 
-    # Singular values interlace: if the longest prefix of at most d_v keys has independent rows by the tolerance of its
-    # own length, every shorter one has.
-    early = real & (count <= columns)
-    longest = int(early.reshape(-1, n_key).any(0).nonzero().max()) + 1
-    basis = column_basis(
-        scaled[..., :longest, :].reshape(-1, longest, width),
-        early[..., :longest].reshape(-1, longest),
-        eps,
-        constraint,
+    early = early_prefixes(
+        scaled.reshape(-1, n_key, width), real.reshape(-1, n_key), eps, simplex=constraint == "simplex"
     )
-    identified = basis.identified.reshape(unit_batch).unsqueeze(-1) & (row_count <= columns)
+    settled = _at_rows(early.settled.reshape(*unit_batch, n_key), n_query, True)
+    twins = {u: early.leader[u] for u in early.has_twins.nonzero().squeeze(-1).tolist()}
     # κ_F² eps is what a Cholesky factor loses: κ_F ≤ 3e4 keeps 2e-7, κ_F ≤ 1e3 keeps 2e-10.
     limit = 1e3 if values.dtype == torch.float64 else 3e4
-    return CausalPlan(scaled, scale, real, count, identified, first, n_query, eps, limit, constraint)
+    return CausalPlan(scaled, scale, real, count, settled, twins, first, n_query, eps, limit, constraint)
 
 
 def causal_blocks(plan: CausalPlan) -> Iterator[Block]:
@@ -154,10 +151,10 @@ def causal_blocks(plan: CausalPlan) -> Iterator[Block]:
         yield Block(start, stop, base, end, good, spread, inverse, z, w, origin, drift, ones, fresh_leverage)
 
 
-def _row_counts(count: Tensor, n_query: int) -> Tensor:
-    """How many real keys row i sees, from the running count over keys; rows before the first key see none."""
-    shift = count.shape[-1] - n_query
+def _at_rows(at_keys: Tensor, n_query: int, before: int) -> Tensor:
+    """From every prefix of the keys (…, n_key) to the rows (…, n_query); rows before the first key get `before`."""
+    shift = at_keys.shape[-1] - n_query
     if shift >= 0:
-        return count[..., shift:]
-    empty = torch.zeros(*count.shape[:-1], -shift, dtype=count.dtype)
-    return torch.cat([empty, count], -1)
+        return at_keys[..., shift:]
+    empty = torch.full((*at_keys.shape[:-1], -shift), before, dtype=at_keys.dtype)
+    return torch.cat([empty, at_keys], -1)

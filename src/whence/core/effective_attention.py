@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from whence.core._basis import centre, column_basis, rank_eps, unit_scale
-from whence.core._causal import causal_blocks, causal_plan
+from whence.core._causal import CausalPlan, causal_blocks, causal_plan
 from whence.core._checks import Constraint, check_constraint, check_finite, check_pair, check_stray, shape
+from whence.core._early import twin_means
 from whence.core._memory import fresh
 from whence.core._units import causal_keys, flat_index, full_mask, grouped, shared_keys
 from whence.errors import InputError
@@ -191,6 +192,19 @@ def _by_group(
         out[group.batch.unsqueeze(-1), group.row.unsqueeze(-1), keys] = projected
 
 
+def _average_twins(
+    attention: Tensor, mask: Tensor, plan: CausalPlan, unit: int, leader: Tensor, result: Tensor
+) -> None:
+    """The settled rows of a head in which keys have equal values, written into result."""
+    n_query, n_key = result.shape[-2:]
+    batch = tuple(result.shape[:-2])
+    rows = plan.settled.reshape(-1, n_query)[unit].nonzero().squeeze(-1)
+    for head in (flat_index(tuple(plan.settled.shape[:-1]), batch) == unit).nonzero().squeeze(-1).tolist():
+        a = attention.reshape(-1, n_query, n_key)[flat_index(tuple(attention.shape[:-2]), batch)[head]]
+        seen = mask.reshape(-1, n_query, n_key)[flat_index(tuple(mask.shape[:-2]), batch)[head]]
+        result.view(-1, n_query, n_key)[head, rows] = twin_means(a[rows], leader, seen[rows]).to(result.dtype)
+
+
 def _causal(
     attention: Tensor,
     values: Tensor,
@@ -205,7 +219,7 @@ def _causal(
     batch = tuple(result.shape[:-2])
     seen = mask.any(-1)
     plan = causal_plan(values, keys, n_query, constraint)
-    done = plan.identified.clone()
+    done = plan.settled.clone()
     top = plan.first
     if not bool(plan.real.all()) or not bool(seen.all()):
         check_finite("attention", attention)
@@ -262,6 +276,8 @@ def _causal(
         result[..., rows, : block.end] = found
         result[..., rows, block.end :] = 0.0
         done[..., rows] |= fits
+    for unit, leader in plan.twins.items():
+        _average_twins(attention, mask, plan, unit, leader, result)
     # What is left (rank-deficient prefixes, misaligned padding) goes by distinct visible set.
     left = ~done.expand(*batch, n_query) & seen.expand(*batch, n_query)
     if bool(left.any()):

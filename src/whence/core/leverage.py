@@ -12,7 +12,8 @@ from torch import Tensor
 from whence.core._basis import column_basis, rank_eps, unit_scale
 from whence.core._causal import causal_blocks, causal_plan
 from whence.core._checks import Constraint, broadcast, check_constraint, check_values, check_visible, shape
-from whence.core._units import causal_keys, grouped, shared_keys
+from whence.core._early import twin_counts
+from whence.core._units import causal_keys, flat_index, grouped, shared_keys
 from whence.errors import InputError
 
 
@@ -79,7 +80,7 @@ def _causal(
     """Writes the rows that the blocks reach; returns those that are left (batch flattened, n_query)."""
     n_query = mask.shape[-2]
     plan = causal_plan(values, keys, n_query, constraint)
-    done = plan.identified.clone()
+    done = plan.settled.clone()
     result.copy_((done.unsqueeze(-1) & mask).to(torch.float64))
     for block in causal_blocks(plan):
         rows = slice(block.start, block.stop)
@@ -92,5 +93,11 @@ def _causal(
         here = result[..., rows, : block.end]
         result[..., rows, : block.end] = torch.where(fits.unsqueeze(-1) & mask[..., rows, : block.end], size, here)
         done[..., rows] |= fits
+    for unit, leader in plan.twins.items():
+        rows_of = plan.settled.reshape(-1, n_query)[unit].nonzero().squeeze(-1)
+        for head in (flat_index(tuple(plan.settled.shape[:-1]), batch) == unit).nonzero().squeeze(-1).tolist():
+            seen = mask.reshape(-1, *mask.shape[-2:])[flat_index(tuple(mask.shape[:-2]), batch)[head], rows_of]
+            share = seen / twin_counts(leader, seen).clamp(min=1)
+            result.view(-1, *mask.shape[-2:])[head, rows_of] = share
     left = ~done.expand(*batch, n_query) & mask.any(-1).expand(*batch, n_query)
     return left.reshape(-1, n_query)
