@@ -78,7 +78,8 @@ class Decomposition:
         out = _scratch(shared, attention, heads, count * keys, queries)
         limits = torch.finfo(out.dtype)
         for head in range(heads):  # one at a time, so that it is still in the cache when it is cleaned
-            out[head].view(count, keys, queries).copy_(attention[:, head].transpose(1, 2))
+            for made, given in zip(out[head].view(count, keys, queries), attention[:, head], strict=True):
+                made.copy_(given.T)  # matrix by matrix: torch transposes nothing else as fast
             torch.hardshrink(out[head], limits.tiny / limits.eps, out=out[head])
         if shared is not None:
             shared.laid_out = (self.attention, out)
@@ -245,15 +246,20 @@ def _check(layer: Layer, state: Tensor) -> None:
     theirs = layer._after_attention
     if theirs is None:
         return  # no module shows it; the sum was proved on the reader's own pass
-    theirs = theirs.detach()
-    largest = theirs.abs().amax().to(state.dtype)
-    error = float((state - theirs).abs_().amax() / torch.where(largest > 0, largest, 1.0))
-    tolerance = TOLERANCE.get(theirs.dtype, 1e-4)
+    error, tolerance = apart(state, theirs)
     if not error <= tolerance:
         raise WiringError(
             f"layer {layer.index}: its parts miss the model's own state by {error:.1e} (tolerance {tolerance:.0e}). "
             "If heads were selected, use the whole trace: the rest of the heads are part of the state too."
         )
+
+
+def apart(state: Tensor, theirs: Tensor) -> tuple[float, float]:
+    """How far a state is from the model's own, relative to its largest number, and how far it may be."""
+    theirs = theirs.detach()
+    largest = theirs.abs().amax().to(state.dtype)
+    error = (state - theirs).abs_().amax() / torch.where(largest > 0, largest, 1.0)
+    return float(error), TOLERANCE.get(theirs.dtype, 1e-4)
 
 
 def _times(x: Tensor, factor: Tensor | float | None) -> Tensor:

@@ -16,7 +16,7 @@ from whence.mixing.alti import alti as alti_of
 from whence.mixing.alti import normalise_rows
 from whence.mixing.alti_logit import alti_logit
 from whence.mixing.contributions import EMBEDDINGS, Contributions
-from whence.mixing.decomposition import TOLERANCE, Decomposition, decompose
+from whence.mixing.decomposition import Decomposition, apart, decompose
 from whence.mixing.decompx import decompx
 from whence.mixing.flow import flow as flow_of
 from whence.mixing.layerwise import Matrix, Plan, layerwise, of_stack, single
@@ -26,7 +26,6 @@ from whence.mixing.value_zeroing import value_zeroing
 from whence.reading.feedforward import feedforward_of
 from whence.reading.inputs import Prepared
 from whence.reading.run import prove_model
-from whence.reading.tape import deviation
 from whence.reading.trace import Layer, Trace
 
 
@@ -186,8 +185,8 @@ def _check(layer: Layer, state: Tensor) -> None:
     """The second norm of what was kept must be the block's output, on this very text."""
     if layer._block_output is None:
         return
-    error, tolerance = deviation(state, layer._block_output), TOLERANCE.get(layer._block_output.dtype, 1e-4)
-    if error > tolerance:
+    error, tolerance = apart(state, layer._block_output)
+    if not error <= tolerance:
         raise WiringError(
             f"layer {layer.index}: its second norm misses the block's output by {error:.1e} (tolerance {tolerance:.0e})."
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 from whence.mixing.decomposition import Decomposition
 
 _KEYS = 32  # keys worked on together: their vectors stay in the processor's cache
+_APART = 1e-2  # a head is apart from those before it if this much of its squared length is
 
 
 def part_norms(split: Decomposition, *, residual: bool = True) -> Tensor:
@@ -24,7 +25,7 @@ def part_norms(split: Decomposition, *, residual: bool = True) -> Tensor:
     lengths = split.state.new_empty(weights.shape[1:])
     for key in range(0, weights.shape[1], _KEYS):
         at = slice(key, key + _KEYS)
-        factors = _factor(torch.bmm(values[:, at], split.weight).transpose(0, 1)).to(weights.dtype)  # (key, head, head)
+        factors = _factor(torch.bmm(values[:, at], split.weight))  # (key, head, head)
         torch.sum(torch.bmm(factors, weights[:, at].transpose(0, 1)).square_(), dim=1, out=lengths[at])
     shape = split.state.shape[:-1]
     lengths = lengths.sqrt_().view(*shape[:-1], -1, shape[-1]).transpose(-1, -2)
@@ -41,18 +42,33 @@ def part_norms(split: Decomposition, *, residual: bool = True) -> Tensor:
 
 
 def _factor(sources: Tensor) -> Tensor:
-    """(key, head, d) → (key, ·, head) R with RᵀR = U Uᵀ.
+    """(head, key, d) → (key, ·, head) R with RᵀR = U Uᵀ.
 
-    float32: from a float64 Gram matrix, which is good to all of float32's digits; float64: by QR, which squares nothing.
+    float64: by QR, which squares nothing. float32: Cholesky of the Gram matrix, which is as good unless heads nearly
+    cancel; keys where they might are worked on in float64, which is good to all of float32's digits whatever they do.
     """
     if sources.dtype == torch.float64:
-        upper: Tensor = torch.linalg.qr(sources.transpose(1, 2), mode="r").R
+        upper: Tensor = torch.linalg.qr(sources.permute(1, 2, 0), mode="r").R
         return upper
-    wide = sources.to(torch.float64)
-    gram = torch.bmm(wide, wide.transpose(1, 2))
+    by_key = sources.transpose(0, 1)
+    gram = torch.bmm(by_key, by_key.transpose(1, 2))
+    lengths = torch.diagonal(gram, dim1=1, dim2=2)
     factor: Tensor
     factor, info = torch.linalg.cholesky_ex(gram, upper=True)
-    failed = info != 0  # heads that give the same vector, or none at all
+    # A pivot is what a head adds to those before it: rounding is ~1e-6 of its whole length.
+    pivots = torch.diagonal(factor, dim1=1, dim2=2).square()
+    doubtful = (info != 0) | ~(pivots > _APART * lengths).all(-1)
+    if bool(doubtful.any()):
+        factor[doubtful] = _fine_factor(by_key[doubtful].to(torch.float64)).to(factor.dtype)
+    return factor
+
+
+def _fine_factor(sources: Tensor) -> Tensor:
+    """(key, head, d) in float64 → (key, head, head), heads that give the same vector, or none at all, included."""
+    gram = torch.bmm(sources, sources.transpose(1, 2))
+    factor: Tensor
+    factor, info = torch.linalg.cholesky_ex(gram, upper=True)
+    failed = info != 0
     if bool(failed.any()):
         values, vectors = torch.linalg.eigh(gram[failed])
         factor[failed] = (vectors * values.clamp(min=0).sqrt()[:, None]).transpose(1, 2)
