@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import numpy as np
 import pytest
 import torch
@@ -67,9 +69,8 @@ def test_an_alternative_is_far_where_there_is_room_and_the_row_itself_where_ther
 def test_rows_in_the_order_asked_until_told_to_stop() -> None:
     attention, values = make.attention(6, 9), make.values(9, 3)
     keys = attention.topk(2, -1).indices
-    done: list[int] = []
-    for f in row_intervals(attention, values, keys, rows=[4, 1, 2], stop=lambda: len(done) == 2):
-        done.append(f.query)
+    asked = count()
+    done = [f.query for f in row_intervals(attention, values, keys, rows=[4, 1, 2], stop=lambda: next(asked) == 2)]
     assert done == [4, 1]
 
 

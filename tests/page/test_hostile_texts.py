@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import whence
-from tests.page.test_scale import made_up
+from tests.page.made_up import made_up
 
 TEXTS = {
     "html": "<img src=x onerror=alert(1)> <b>bold</b> </p><script>window.hacked = 1</script> <!-- <script> -->",

@@ -3,12 +3,13 @@
 import { h, number } from "./dom.js";
 import { colour, css, ink } from "./colour.js";
 
-export function cellShare(value, values, bad) {
+export function cellShare(value, values, { bad, full }) {
   if (value === null) return 0;
   const known = values.flat().filter((v) => v !== null);
-  // The scale ends where all but the top twentieth do, so that one extreme head does not bleach the others.
+  // The scale ends where all but the top twentieth do, so that one extreme head does not bleach the others; and not
+  // before `full`, so that heads which are all fine do not look as if some were not.
   const sorted = known.map(Math.abs).sort((a, b) => a - b);
-  const most = sorted[Math.floor(0.95 * (sorted.length - 1))];
+  const most = Math.max(full ?? 0, sorted[Math.floor(0.95 * (sorted.length - 1))]);
   // Darker always means: read less into it.
   if (bad === "low") return -Math.max(0, Math.min(1, (1 - value) / Math.max(1e-9, 1 - Math.min(...known, 0.0))));
   return -Math.min(1, Math.abs(value) / Math.max(most, 1e-9));
@@ -24,7 +25,7 @@ export function headGrid({ stack, quantity, about, chosen, onpick, onhover }) {
     h("span", { role: "rowheader", class: "grid-label" }, String(layer)),
     stack.heads.map((head, j) => {
       const value = values[i][j];
-      const found = colour(cellShare(value, values, about.bad) * 0.92);
+      const found = colour(cellShare(value, values, about) * 0.92);
       const cell = h("button", {
         type: "button", role: "gridcell", class: "grid-cell", tabindex: "-1",
         "aria-label": `Layer ${layer} head ${head}: ${about.title} ${whole ? value : number(value)}`,
@@ -41,8 +42,8 @@ export function headGrid({ stack, quantity, about, chosen, onpick, onhover }) {
     })));
   if (!cells.some((c) => c.tabIndex === 0)) cells[0].tabIndex = 0;
   const count = stack.heads.length;
-  const header = h("div", { role: "row", class: "grid-row heads" }, h("span", { role: "columnheader", class: "grid-label corner" }, h("span", { "aria-hidden": "true" }, "layer ╲ head"), h("span", { class: "hidden" }, "layer")),
-    stack.heads.map((head) => h("span", { role: "columnheader", class: "grid-label" }, String(head))));
+  const header = h("div", { role: "row", class: "grid-row heads" }, h("span", { role: "columnheader", class: "grid-label corner" }, "layer"),
+    stack.heads.map((head, j) => h("span", { role: "columnheader", class: "grid-label" }, j === 0 ? h("span", { class: "axis-word" }, "head ") : "", String(head))));
   const element = h("div", {
     role: "grid", class: `grid${wide ? "" : " dense"}`, style: { "--columns": count }, "aria-label": `${about.title} by layer (rows) and head (columns)`,
     onkeydown: (event) => {

@@ -53,7 +53,7 @@ export class HeadView {
     const pictures = card("Attention maps", "attention-maps", h("div", {}, this.bar,
       h("div", { class: "maps" }, Object.values(this.maps).map((m) => m.el)), this.legendHolder, this.readout));
     this.rowCard = card("One row", "row", h("div", {}, h("p", { class: "hint" }, "Pick the token that attends; rows of the maps can be clicked too."), this.text, this.row.el), { csv: () => this.row.csv() });
-    this.slideCard = card("Move it, and watch the output", "alternative-row", this.slideHolder, { csv: () => this.slide?.csv() ?? [] });
+    this.slideCard = card("Move it, and watch the output", "alternative-row", this.slideHolder, { csv: () => this.slide?.csv() ?? [["this row has no alternative here"]] });
     this.el = h("div", { class: "view head" }, pictures, this.rowCard, this.slideCard);
     this.live = new Map();
   }

@@ -50,6 +50,10 @@ function hero(stack) {
   ), { csv: () => [["position", "token", "attention", "alternative"], ...keys.text.map((t, i) => [i, t, witness.row[i], witness.alternative[i]])] });
 }
 
+function plainText(stack) {
+  return card("The text", "text", tokenText({ tokens: stack.key_tokens ?? stack.tokens, compact: true }));
+}
+
 function intervalTable(certificates, keys) {
   return [["layer", "head", "query", "key", "token", "weight", "lower", "upper"], ...certificates.flatMap((c) => c.keys.map((key, i) => [c.layer, c.head, c.query, key, keys.text[key], c.weights[i], c.lower[i], c.upper[i]]))];
 }
@@ -75,13 +79,12 @@ export function overviewView(source, stack) {
   });
   const keys = stack.key_tokens ?? stack.tokens;
   const worst = stack.worst.filter((c) => c.dimension > 0);
-  const lists = h("div", { class: "columns" },
-    card(worst.length ? `${["", "The head", "The two heads", "The three heads"][worst.length] ?? "Heads"} you should not read` : "No head that you should not read", "do-not-read",
-      worst.length ? listed(stack, worst, "worst") : h("p", {}, "Every row of every head is the only one with its output."), { csv: () => intervalTable(worst, keys) }),
+  const lists = h("div", { class: worst.length ? "columns" : "columns single all-fine" },
+    worst.length ? card(`${["", "The head", "The two heads", "The three heads"][worst.length] ?? "Heads"} you should not read`, "do-not-read", listed(stack, worst, "worst"), { csv: () => intervalTable(worst, keys) }) : null,
     card(`${["", "The head", "The two heads", "The three heads"][stack.best.length] ?? "Heads"} you may read`, "may-read", listed(stack, stack.best, "best"), { csv: () => intervalTable(stack.best, keys) }));
   const prediction = source.manifest.prediction;
   return h("div", { class: "view overview" },
-    h("div", { class: "findings" }, stack.findings.slice().reverse().map((s, i) => h("p", { class: i === 0 ? "first" : "" }, s))),
+    h("div", { class: `findings${worst.length ? "" : " fine"}` }, stack.findings.slice().reverse().map((s, i) => h("p", { class: i === 0 ? "first" : "" }, s))),
     prediction ? card(`The model’s ${prediction.output.what}`, "output", outputPicture(prediction.output), { csv: () => outputTable(prediction.output) }) : null,
-    hero(stack), grid, lists);
+    hero(stack) ?? plainText(stack), grid, lists);
 }

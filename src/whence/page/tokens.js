@@ -11,9 +11,11 @@ export function direction(tokens) {
   return (text.match(RTL) ?? []).length > (text.match(LTR) ?? []).length ? "rtl" : "ltr";
 }
 
+// For use within a sentence. What is written from right to left is set apart, or the numbers after it would join it.
 export function tokenName(tokens, i) {
   const text = visible(tokens.text[i] ?? "");
-  return tokens.special[i] ? text : `‘${text}’`;
+  if (tokens.special[i]) return text;
+  return text.search(RTL) < 0 ? `‘${text}’` : `\u2068‘${text}’\u2069`;
 }
 
 const SHADES = 64;

@@ -13,18 +13,20 @@ from whence.reading.tokens import Tokens
 from whence.reading.trace import Stack, Trace
 from whence.reporting.counter_examples import STOPS, counter_example
 
-QUANTITIES: dict[str, dict[str, str]] = {
+QUANTITIES: dict[str, dict[str, Any]] = {
     "null_share": {
         "title": "Null share",
         "about": "How much of a row lies where the head output cannot see it, ‖a − a⊥‖₁ / ‖a‖₁: the mean over the rows. "
         "0 is nothing.",
         "bad": "high",
+        "full": 0.5,
     },
     "width": {
         "title": "Width of the bounds",
         "about": "Between which two numbers must a row's heaviest weight lie? The distance of the closed-form bounds: the "
         "mean over the rows. 0 is certain.",
         "bad": "high",
+        "full": 0.5,
     },
     "r": {
         "title": "r raw–effective",
@@ -36,20 +38,24 @@ QUANTITIES: dict[str, dict[str, str]] = {
         "title": "To special tokens",
         "about": "Raw attention that goes to special tokens such as [CLS] and [SEP]: the mean over the rows.",
         "bad": "high",
+        "full": 0.5,
     },
     "effective_special_mass": {
         "title": "To special tokens, effective",
         "about": "Effective attention to special tokens: what of it the head output depends on. It may be negative.",
         "bad": "high",
+        "full": 0.5,
     },
     "free": {
         "title": "Free directions",
         "about": "In how many independent directions can a row be moved, as an attention row, with the same head output? "
         "The most over the rows.",
         "bad": "high",
+        "full": 8,
     },
 }
-"""What the grid can be coloured by; `bad` says which end means that a head must not be read."""
+"""What the grid can be coloured by; `bad`: which end means that a head must not be read; `full`: the scale of colours
+never ends before it, however small all values are."""
 
 
 def tokens_data(tokens: Tokens) -> dict[str, Any]:
