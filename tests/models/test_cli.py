@@ -58,10 +58,11 @@ def test_train_says_what_is_missing(table: Path, tmp_path: Path, capsys: pytest.
 
 @pytest.mark.slow
 def test_train_on_two_processes_shares_the_steps(table: Path, tmp_path: Path) -> None:
-    """What `accelerate launch` sets up on several accelerators, here on the processor: data-parallel, one folder."""
+    """`accelerate launch` on several processes, here on the processor: data-parallel, one folder."""
     out = tmp_path / "model"
     given = ["train", "--data", str(table), "--label", "who", "-o", str(out), "--batch-size", "16", *SMALL]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*launch, "-m", "whence", *given], env=environment, capture_output=True, text=True, timeout=150, check=False

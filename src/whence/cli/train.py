@@ -74,7 +74,8 @@ def command(
 
     Writes a folder that loads with transformers, metrics.json, and a model card that says what is unique and why.
     Stopped at any moment, the same command goes on from the last checkpoint and ends with the same weights. On several
-    processes: accelerate launch -m whence train … (without accelerators: torchrun --nproc_per_node 2 -m whence train …)
+    processes: accelerate launch --num_processes 2 -m whence train …; without accelerators:
+    ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 -m whence train …
     """
     if demo == (data is not None):
         raise InputError("Give labelled texts with --data FILE, or --demo to see it work without any (not both).")
