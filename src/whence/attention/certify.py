@@ -40,8 +40,9 @@ class TokenCertificate(Certificate):
         assert self.key_tokens is not None
         key, weight = int(self.keys[k]), float(self.weights[k])
         low, high = float(self.lower[k]), float(self.upper[k])
+        digits = 3 if 0.005 <= high - low < 0.02 else 2  # two ends that read the same would say nothing
         begin = (
-            f"Layer {self.layer} head {self.head} puts {weight:.2f} on {_name(self.key_tokens, key)} "
+            f"Layer {self.layer} head {self.head} puts {weight:.{digits}f} on {_name(self.key_tokens, key)} "
             f"from {_name(self.tokens, self.query)}"
         )
         if self.dimension == 0 and self.tolerance == 0:
@@ -49,7 +50,7 @@ class TokenCertificate(Certificate):
         what = "the same output" if self.tolerance == 0 else f"an output within {self.tolerance:.0%}"
         if high - low < 0.005:
             return f"{begin}; whatever gives {what} is within {high - low:.0e} of that."
-        return f"{begin}; any value from {low:.2f} to {high:.2f} would give {what}."
+        return f"{begin}; any value from {low:.{digits}f} to {high:.{digits}f} would give {what}."
 
     def sentences(self) -> list[str]:
         """What is proved of each of the heaviest weights, in words."""
