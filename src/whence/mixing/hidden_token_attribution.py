@@ -23,7 +23,7 @@ from whence.loading import Model
 from whence.mixing._folding import Fold, Runner, fold_read, fold_run, norm_tangent
 from whence.mixing.budget import as_bytes
 from whence.mixing.mixture import Mixture, check_rows
-from whence.mixing.progress import bar
+from whence.mixing.progress import Progress, bar
 from whence.reading.feedforward import read_blocks
 from whence.reading.inputs import Prepared
 from whence.reading.norms import Norm, recognise
@@ -70,7 +70,7 @@ def hidden_token_attribution(
     attention: str | None = None,
     seed: int = 0,
     memory: str | float = "2GB",
-    progress: bool = False,
+    progress: Progress = False,
     model: Any = None,
 ) -> HiddenTokenAttribution:
     """How strongly each hidden token reacts to each input embedding, in every layer.
@@ -249,7 +249,7 @@ def _squared(
     heads: bool,
     before: tuple[Norm, Tensor] | None,
     budget: int,
-    progress: bool,
+    progress: Progress,
 ) -> tuple[Tensor, Tensor]:
     """Sums over directions of ‖J q‖² and ‖J q‖⁴: (layer, (head,) hidden, input) each, in float64."""
     layer = sweep.stack.layers[0]

@@ -21,7 +21,7 @@ from whence.mixing.decompx import decompx
 from whence.mixing.flow import flow as flow_of
 from whence.mixing.layerwise import Matrix, Plan, layerwise, of_stack, single
 from whence.mixing.norms import part_norms
-from whence.mixing.progress import bar
+from whence.mixing.progress import Progress, bar
 from whence.mixing.value_zeroing import value_zeroing
 from whence.reading.feedforward import feedforward_of
 from whence.reading.inputs import Prepared
@@ -59,7 +59,7 @@ def effective_rollout(trace: Trace, *, constraint: str = "simplex", attention: s
 
 
 def flow(
-    trace: Trace, *, layers: Sequence[int] | None = None, attention: str | None = None, progress: bool = False
+    trace: Trace, *, layers: Sequence[int] | None = None, attention: str | None = None, progress: Progress = False
 ) -> Contributions:
     """Attention flow (Abnar & Zuidema 2020) from the embeddings, rows divided by their sums.
 

@@ -16,7 +16,7 @@ from whence.mixing.alti import normalise_rows
 from whence.mixing.budget import as_bytes
 from whence.mixing.contributions import LAYER, Contributions
 from whence.mixing.mixture import check_rows
-from whence.mixing.progress import bar
+from whence.mixing.progress import Progress, bar
 from whence.reading.inputs import Prepared
 from whence.reading.proof import Site
 from whence.reading.replay import block_handles, repeated, replay
@@ -31,7 +31,7 @@ def value_zeroing(
     attention: str | None = None,
     model: Any = None,
     memory: str | float = "2GB",
-    progress: bool = False,
+    progress: Progress = False,
 ) -> Contributions:
     """[layer, hidden, input of that layer]: 1 − cos of the block's output with and without each key's value.
 

@@ -166,7 +166,7 @@ export class HeadView {
   drawBars(query) {
     const place = { ...this.place, query };
     const certificate = this.certificate(place);
-    const ask = this.source.live && this.block && !certificate && query === this.place.query ? this.ask("certify", "Prove the exact intervals") : null;
+    const ask = this.source.live && this.block && !certificate && query === this.place.query ? this.ask("certify", "Prove the exact intervals", { top: 16 }) : null;
     this.row.set(this.block, place, certificate, ask);
   }
 
@@ -187,13 +187,13 @@ export class HeadView {
       !unique && this.source.live ? this.ask("witness", "Find another row") : ""), links);
   }
 
-  ask(what, label) {
+  ask(what, label, extra = {}) {
     const { layer, head, query } = this.place;
     const button = h("button", { type: "button", class: "action", onclick: async () => {
       button.disabled = true;
       button.textContent = "Working …";
       try {
-        const found = await this.source.live.ask(what, { attention: this.stack.name, layer, head, query });
+        const found = await this.source.live.ask(what, { attention: this.stack.name, layer, head, query, ...extra }, (job) => { button.textContent = `${job.message} …`; });
         this.live.set(`${what}/${layer}/${head}/${query}`, found);
         this.drawRow();
       } catch (error) { button.disabled = false; button.textContent = `${label} (${error.message})`; }

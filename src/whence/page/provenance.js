@@ -157,7 +157,7 @@ export class ProvenanceView {
   async compute(name) {
     replace(this.say, `Computing ${name} …`);
     try {
-      const entry = await this.source.live.ask("contributions", { method: name }, (job) => replace(this.say, `Computing ${name}: ${job.message ?? ""} …`));
+      const entry = await this.source.live.ask("contributions", { method: name }, (job) => replace(this.say, `${job.message}: ${number(100 * job.progress, 0)} % …`));
       this.source.manifest.mixtures.push(entry);
       go({ method: name });
     } catch (error) { replace(this.say, `${name}: ${error.message}`); }

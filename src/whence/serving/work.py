@@ -121,13 +121,19 @@ def contributions(shelf: Shelf, entry: Entry, request: MethodRequest, step: Step
 
     if request.method not in METHODS:
         raise InputError(f"method={request.method!r} is not one of {', '.join(METHODS)}.")
-    step(METHODS[request.method], 0.1)
+    title = METHODS[request.method]
+    step(title, 0.0)
+
+    def steps(done: int, of: int) -> None:
+        step(title, 0.1 + 0.9 * done / of)
+
     with shelf.borrowed(entry.model):
-        step(METHODS[request.method], 0.2)
+        step(title, 0.1)
         if request.method == "hidden-token-attribution":
-            made, blocks = mixture_data(hidden_token_attribution(entry.trace))
+            made, blocks = mixture_data(hidden_token_attribution(entry.trace, progress=steps))
         else:
-            made, blocks = mixture_data(measure(entry.trace, request.method))
+            options = {"progress": steps} if request.method == "value-zeroing" else {}
+            made, blocks = mixture_data(measure(entry.trace, request.method, **options))
     entry.blocks.update(blocks)
     return made
 
