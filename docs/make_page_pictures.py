@@ -21,7 +21,7 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
 ]
-PICTURES = (("overview", "light"), ("head", "dark"), ("provenance", "light"), ("identity", "light"))
+PICTURES = [(view, scheme) for view in ("overview", "head", "provenance", "identity") for scheme in ("light", "dark")]
 
 
 def main(arguments: list[str]) -> None:

@@ -14,7 +14,7 @@ from whence.mixing.mixture import Mixture
 from whence.provenance import library_versions
 from whence.reading.trace import Stack, Trace
 from whence.reporting.attention import QUANTITIES, counter_examples, exact_rows, plain, stack_data
-from whence.reporting.exact import WEIGHTS, ExactIntervals
+from whence.reporting.exact import WEIGHTS, ExactIntervals, HeadIntervals
 from whence.reporting.heads import Alternatives, Detail, alternatives_of, detail_of, head_blocks, heaviest_keys
 from whence.reporting.mixing import mixtures, naive_identifiability
 from whence.reporting.prediction import prediction_data
@@ -71,11 +71,11 @@ def build(
             data["exact"] = exact_rows(trace, part.look, attention=name)
             inner("Other attention with the same output", 0.5)
             part.alternatives = _alternatives(part, budget)
-            inner("Counter-examples, put into the model", 0.6)
-            data["witnesses"] = counter_examples(trace, part.telling_rows(), name)
-            part.keep_farthest(data["witnesses"])
             if with_heads:
                 _begin(exact, part)  # in threads of its own, beside all that follows
+            inner("Counter-examples, put into the model", 0.6)
+            data["witnesses"] = part.witnesses = counter_examples(trace, part.telling_rows(), name)
+            if with_heads:
                 inner("Pictures of the heads", 0.8)
                 blocks |= _head_blocks(part, listed=False)
             stacks.append(data)
@@ -128,6 +128,7 @@ class _Part:
     look: Overview
     detail_name: str
     alternatives: dict[int, Alternatives] = field(default_factory=dict)
+    witnesses: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def detail(self) -> Detail:
@@ -146,15 +147,16 @@ class _Part:
         ]
         return list(dict.fromkeys(rows))[:3]
 
-    def keep_farthest(self, witnesses: list[dict[str, Any]]) -> None:
-        """The farthest row known, in place of a quick one."""
-        for found in witnesses:
-            maps = self.alternatives.get(found["layer"])
-            if maps is not None and found["head"] in maps.maps:
-                maps.maps[found["head"]][found["query"]] = torch.tensor(found["alternative"], dtype=torch.float64)
-
-    def maps(self, layer: int) -> dict[int, torch.Tensor]:
-        return self.alternatives[layer].maps if layer in self.alternatives else {}
+    def maps(self, layer: int, exact: Mapping[int, HeadIntervals] | None = None) -> dict[int, torch.Tensor]:
+        """Other attention of a layer by head: the quick one, the farthest met while solving, the row put into the model."""
+        found = dict(self.alternatives[layer].maps) if layer in self.alternatives else {}
+        found |= {head: intervals.other for head, intervals in (exact or {}).items() if intervals.moved}
+        for witness in self.witnesses:
+            if witness["layer"] == layer and witness["head"] in found:
+                changed = found[witness["head"]].clone()
+                changed[witness["query"]] = torch.tensor(witness["alternative"], dtype=torch.float64)
+                found[witness["head"]] = changed
+        return found
 
 
 def _begin(exact: ExactIntervals, part: _Part) -> None:
@@ -209,8 +211,7 @@ def _head_blocks(part: _Part, *, listed: bool, exact: ExactIntervals | None = No
             continue
         some = layer if len(mine) == len(layer.heads) else layer.select(mine)
         intervals = {h: exact.heads[name, layer.index, h] for h in mine} if exact is not None else {}
-        maps = part.maps(layer.index) | {h: found.other for h, found in intervals.items() if found.moved}
-        for head, block in head_blocks(some, part.detail, maps, intervals).items():
+        for head, block in head_blocks(some, part.detail, part.maps(layer.index, intervals), intervals).items():
             found[f"head/{name}/{layer.index}/{head}"] = block
     return found
 

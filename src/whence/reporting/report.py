@@ -73,16 +73,19 @@ def report(
 ) -> Report:
     """The page of one trace: which heads may be read, where hidden tokens come from, what the output came from.
 
-    detail: "light", the pictures of the listed heads only; "standard", all heads, 8-bit pictures, and the numbers and
-    bounds of each row's 16 heaviest weights; "full", 16 bits and the bounds of every weight.
-    methods: names of `whence.contributions` methods, or results that are there already (such as hidden token
-    attribution); None: ALTI, norms and rollout. attributions: names of `whence.attribute` methods for the prediction
-    of a model with a head; None: a few quick ones.
-    budget: seconds for the exact intervals of the listed heads, the three to read and the three not to. None: every
-    row of a text of up to 128 tokens, 15 seconds for a longer one; math.inf: every row, however long it takes. The
-    page says of each row whether its intervals are exact; the listed rows always are.
-    token_identifiability: a result of that measure, to draw its curves. overviews: overviews computed before, by
-    stack. progress: show what is being done; None: on a terminal and in a notebook.
+    Args:
+        trace: what `whence.trace` gives for one text.
+        detail: "light", the pictures of the listed heads only; "standard", all heads, 8-bit pictures, and the numbers
+            and bounds of each row's 16 heaviest weights; "full", 16 bits and the bounds of every weight.
+        methods: names of `whence.contributions` methods, or results that are there already (such as hidden token
+            attribution); None: ALTI, norms and rollout.
+        attributions: names of `whence.attribute` methods for the prediction of a model with a head; None: quick ones.
+        budget: seconds for the exact intervals of the listed heads, the three to read and the three not to. None:
+            every row of a text of up to 128 tokens, 15 seconds for a longer one; math.inf: every row, however long it
+            takes. The page says of each row whether its intervals are exact; the listed rows always are.
+        token_identifiability: a result of that measure, to draw its curves.
+        overviews: overviews computed before, by stack.
+        progress: show what is being done; None: on a terminal and in a notebook.
 
     >>> import whence
     >>> whence.report(whence.trace(whence.load(), "The bank raised its rates.")).findings[1][:23]
