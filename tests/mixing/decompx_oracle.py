@@ -2,7 +2,8 @@
 
 Modarressi et al. (ACL 2023): the state of token i is Σ_k x_{i⇐k}, at the start x_{i⇐k} = δ_ik x_i. Then in each layer
 
-    values      v_{j⇐k} = x_{j⇐k} W_v + ω_k b_v                        attention  z_{i⇐k} = Σ_h Σ_j α^h_ij v^h_{j⇐k} W_o^h + ω_k b_o
+    values      v_{j⇐k} = x_{j⇐k} W_v + ω_k b_v
+    attention   z_{i⇐k} = Σ_h Σ_j α^h_ij v^h_{j⇐k} W_o^h + ω_k b_o
     LayerNorm   g_{i⇐k} = γ ⊙ (z_{i⇐k} − mean z_{i⇐k}) / σ_i + ω_k β     σ_i of the whole Σ_k z_{i⇐k}
     FFN         f_{i⇐k} = θ_i ⊙ (g_{i⇐k} W_1 + ω_k b_1) W_2 + ω_k b_2    θ_i = act(u_i) / u_i, u_i the whole input of act
 

@@ -28,7 +28,11 @@ Zoo = Callable[..., Trace]
         ("bert", "folded", 1e-10),
         ("gpt2", "folded", 1e-10),
         ("llama", "folded", 1e-7),  # its softmax works in float32 whatever the model's dtype
-        ("gemma2", "jvp", 1e-7),  # soft caps on the scores: not foldable
+        ("gemma2", "folded", 1e-7),  # soft caps on the scores
+        ("gptj", "folded", 1e-7),  # its scale is not shown, and inferred; rotary positions in float32
+        ("mpnet", "folded", 1e-10),  # relative positions added to the scores; its scale is tried
+        ("falcon", "folded", 1e-7),
+        ("granite", "folded", 1e-7),  # the embeddings are handed to the rotary positions first
         ("deberta-v2", "jvp", 1e-10),  # positions enter the scores through the queries
     ],
 )
@@ -59,7 +63,7 @@ def test_heads_and_states_by_both_ways(zoo: Zoo, family: str, monkeypatch: pytes
     trace = zoo(family, torch.float64)
     folded = [whence.hidden_token_attribution(trace, "exact", of=of) for of in ("states", "heads")]
     assert folded[1].axes == ("layer", "head", "hidden", "input")
-    monkeypatch.setattr(module, "_folds", lambda *_: ([], "switched off"))
+    monkeypatch.setattr(module, "_folds", lambda *_: iter([([], "switched off")]))
     plain = [whence.hidden_token_attribution(trace, "exact", of=of) for of in ("states", "heads")]
     assert "switched off" in plain[0].provenance.settings["way"]
     for ours, theirs in zip(folded, plain, strict=True):
@@ -73,8 +77,8 @@ def test_a_wrong_folding_is_not_used(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) 
     trace, honest = zoo("bert", torch.float64), module.fold_read
     right = whence.hidden_token_attribution(trace, "exact").values
 
-    def wrong(layer: object, reading: object) -> object:
-        fold = honest(layer, reading)  # type: ignore[arg-type]
+    def wrong(layer: object, reading: object, scores: object) -> object:
+        fold = honest(layer, reading, scores)  # type: ignore[arg-type]
         return replace(fold, across=fold.across * 1.01)
 
     monkeypatch.setattr(module, "fold_read", wrong)

@@ -4,11 +4,11 @@ A block is o_j = Φ_j(r_j, z_j), with z the head outputs, and z_j = attention(q_
 attention joins positions; all the rest is one matrix per position (row vectors, so that δo = δr · matrix):
 
     δo_j = δr_j F_j + δz_j P_j,       P_j = ∂o_j/∂z_j,     F_j = ∂o_j/∂r_j|_z + ∂q_j/∂r_j · Cov_j · P_j
-    δz_j = Σ_m A_jm ( δv_m + s (v_m − z_j) (q_j · δk_m) ),   Cov_j = s Σ_m A_jm k_m (v_m − z_j)ᵀ
+    δz_j = Σ_m A_jm ( δv_m + s f′ (v_m − z_j) (q_j · δk_m) ),   Cov_j = s Σ_m A_jm f′ k_m (v_m − z_j)ᵀ
 
-(the query's own part of δz is inside F). Where the block's parts were read (`whence.reading.feedforward`) the matrices
-are written down; elsewhere they are taken from the model itself by forward mode, all positions and layers at once, with
-every block cut loose from the one before.
+(the query's own part of δz is inside F; s and f′: `whence.mixing._scores`). Where the block's parts were read
+(`whence.reading.feedforward`) the matrices are written down; elsewhere they are taken from the model itself by forward
+mode, all positions and layers at once, with every block cut loose from the one before.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from whence.loading import Model
+from whence.mixing._scores import Cap, Scores
 from whence.reading.feedforward import FeedForward, Reading, times
 from whence.reading.norms import Norm
 from whence.reading.proof import Proof, Site
@@ -42,6 +43,7 @@ class Fold:
     norm_in: Norm | None  # keys and values read the input through this norm
     block_input: Tensor  # (n, d)
     attention: Tensor  # (head, n, n)
+    reacting: Tensor  # (head, n, n): A ⊙ f′
     queries: Tensor  # (head, n, d_k), the scale in them
     heads: Tensor  # values, (head, n, d_v)
     outputs: Tensor  # (head, n, d_v)
@@ -70,7 +72,7 @@ class Fold:
         else:
             key, value = (x[:, 0] for x in self.read(tangent[:, None], source))
         weights = self.attention[:, :, source]  # (head, n, c)
-        scores = torch.einsum("hid,chd->hic", self.queries, key) * weights
+        scores = torch.einsum("hid,chd->hic", self.queries, key) * self.reacting[:, :, source]
         mixed = weights[..., None] * value.transpose(0, 1)[:, None]  # (head, n, c, d_v)
         mixed = mixed + scores[..., None] * (self.heads[:, source][:, None] - self.outputs[:, :, None])
         mixed = mixed.permute(1, 2, 0, 3)  # (n, c, head, d_v)
@@ -87,7 +89,7 @@ class Fold:
         count, size = self.heads.shape[0], self.heads.shape[2]
         flat_key = key.permute(2, 3, 0, 1).reshape(count, -1, n * columns)
         weights = torch.bmm(self.queries, flat_key).view(count, n, n, columns)
-        weights.mul_(self.attention[..., None])
+        weights.mul_(self.reacting[..., None])
         # One product gives Σ_m w_m v_m and Σ_m w_m: the values with a row of ones below them.
         lifted = torch.cat([self.heads, self.heads.new_ones(count, n, 1)], dim=-1).transpose(1, 2)
         moved = torch.matmul(lifted[:, None], weights)  # (head, n, d_v + 1, c)
@@ -125,7 +127,7 @@ def norm_tangent(norm: Norm, x: Tensor, tangent: Tensor) -> Tensor:
 # -- from the block's parts ----------------------------------------------------------------------------------------
 
 
-def fold_read(layer: Layer, reading: Reading) -> Fold:
+def fold_read(layer: Layer, reading: Reading, scores: Scores) -> Fold:
     """The matrices of a block whose every part was read and proved, a few positions at a time."""
     assert reading.feedforward is not None
     assert reading.maps is not None
@@ -134,7 +136,7 @@ def fold_read(layer: Layer, reading: Reading) -> Fold:
     projected, total = layer.projected, layer.before_norm
     state = total if layer.norm is None else layer.norm(total)
     query_map, key_map, value_map = (m.weight.to(r) for m in reading.maps)
-    covariance = _covariance(layer)  # (n, head, d_k, d_v)
+    covariance = _covariance(layer, scores)  # (n, head, d_k, d_v)
     across, outward = r.new_empty(n, width, width), r.new_empty(n, len(weight), width)
     query = r.new_empty(n, width, len(weight))
     per_head = query_map.unflatten(-1, (covariance.shape[1], -1)).transpose(0, 1).contiguous()  # (head, d, d_k)
@@ -154,8 +156,7 @@ def fold_read(layer: Layer, reading: Reading) -> Fold:
         carried = layer.residual_scale
         carried = carried[:, None] if isinstance(carried, Tensor) and carried.dim() == 1 else carried
         torch.baddbmm(times(base, carried), asked, outward[at], out=across[at])
-    assert layer.scale is not None
-    queries = layer.queries * layer.scale
+    queries = layer.queries * scores.scale
     return Fold(
         across,
         outward,
@@ -164,6 +165,7 @@ def fold_read(layer: Layer, reading: Reading) -> Fold:
         reading.norm_in,
         r,
         layer.attention,
+        scores.reacting,
         queries,
         layer.values,
         layer.outputs,
@@ -218,15 +220,14 @@ def _slope(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 # -- from the model itself -----------------------------------------------------------------------------------------
 
 
-def _covariance(layer: Layer) -> Tensor:
-    """(n, head, d_k, d_v): s Σ_m A_jm k_m (v_m − z_j)ᵀ."""
-    assert layer.scale is not None
-    attention, k, v, z = layer.attention, layer.keys, layer.values, layer.outputs
+def _covariance(layer: Layer, scores: Scores) -> Tensor:
+    """(n, head, d_k, d_v): s Σ_m A_jm f′ k_m (v_m − z_j)ᵀ."""
+    attention, k, v, z = (t.to(layer.block_input) for t in (scores.reacting, layer.keys, layer.values, layer.outputs))
     seen = v.new_empty(attention.shape[1], attention.shape[0], k.shape[2], v.shape[2])
     for head in range(attention.shape[0]):
         seen[:, head] = torch.matmul(k[head].T, attention[head][:, :, None] * v[head])
     mean_key = torch.bmm(attention, k).transpose(0, 1)
-    return layer.scale * (seen - mean_key[..., None] * z.transpose(0, 1)[:, :, None])
+    return scores.scale * (seen - mean_key[..., None] * z.transpose(0, 1)[:, :, None])
 
 
 @dataclass(frozen=True)
@@ -294,6 +295,12 @@ class Runner:
         made: list[Tensor] = _pushed(function, tangents)
         return made
 
+    def caps(self) -> list[Cap | None]:
+        """The soft cap on each layer's scores, where there is one."""
+        tap = Tap(keep=lambda _: frozenset())
+        self._replay(1, {}, tap)
+        return [tap.calls[site.number].cap for site in self.sites]
+
     def _replay(self, size: int, changes: Mapping[Handle, Change], tap: Tap) -> None:
         replay(self.model, self.proof, repeated(self.inputs, size), size, changes, tap=tap)
 
@@ -327,7 +334,8 @@ def _pushed(function: Callable[[Tensor], Any], tangents: Tensor) -> Any:
     """The derivative of `function` at 0 along each tangent (c, …), c first in every result.
 
     Directions are mapped over with the model's own numbers computed once. Where the model, or the way it is overheard,
-    looks at its numbers to decide what to do, that is not possible: the sequence is then repeated in a batch.
+    looks at its numbers to decide what to do, or writes into what it was given, that is not possible: the sequence is
+    then repeated in a batch.
     """
 
     def along(tangent: Tensor) -> Any:
@@ -336,13 +344,13 @@ def _pushed(function: Callable[[Tensor], Any], tangents: Tensor) -> Any:
     try:
         made = torch.func.vmap(along)(tangents[:, None])
     except RuntimeError as problem:
-        if "vmap" not in str(problem) or "setup_context" in str(problem):
+        if "setup_context" in str(problem):  # no forward mode at all
             raise
         return along(tangents)
     return tree_map(lambda t: t[:, 0], made)
 
 
-def fold_run(runner: Runner, chunk: int = 64) -> list[Fold]:
+def fold_run(runner: Runner, scores: list[Scores], chunk: int = 64) -> list[Fold]:
     """The matrices of every block from the model's own forward mode: one direction at all positions at once."""
     layers = runner.layers
     n, width = layers[0].block_input.shape
@@ -355,7 +363,8 @@ def fold_run(runner: Runner, chunk: int = 64) -> list[Fold]:
         for i in range(len(layers)):
             across[i].append(states[i].transpose(0, 1))
             for j, part in enumerate(parts[i]):
-                maps[i][j].append(part.permute(2, 0, 1, 3).flatten(2))  # (n, c, head · d)
+                # Some models work on queries and keys in float32 whatever their dtype.
+                maps[i][j].append(part.permute(2, 0, 1, 3).flatten(2).to(dtype))  # (n, c, head · d)
     count, size = layers[0].outputs.shape[0], layers[0].outputs.shape[2]
     unit = torch.eye(count * size, dtype=dtype).view(count * size, count, 1, size)
     outward: list[list[Tensor]] = [[] for _ in layers]
@@ -367,10 +376,10 @@ def fold_run(runner: Runner, chunk: int = 64) -> list[Fold]:
         asked, key, value = (torch.cat(m, dim=1) for m in maps[i])
         onward = torch.cat(outward[i], 1)
         per_head = asked.unflatten(-1, (count, -1)).transpose(1, 2)  # (n, head, d, d_k)
-        query = torch.matmul(per_head, _covariance(layer)).transpose(1, 2).flatten(2)
+        query = torch.matmul(per_head, _covariance(layer, scores[i])).transpose(1, 2).flatten(2)
         folded = torch.baddbmm(torch.cat(across[i], 1), query, onward)
-        queries = layer.queries * layer.scale  # type: ignore[operator]
-        inner = (layer.block_input, layer.attention, queries, layer.values, layer.outputs, query)
+        heads = (layer.attention, scores[i].reacting, layer.queries * scores[i].scale, layer.values, layer.outputs)
+        inner = (layer.block_input, *(t.to(dtype) for t in heads), query)
         folds.append(Fold(folded, onward, key, value, None, *inner))
     return folds
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from whence.errors import InputError, ModelError, WiringError
 from whence.loading import Model
 from whence.mixing._folding import Fold, Runner, fold_read, fold_run, norm_tangent
+from whence.mixing._scores import Cap, candidates
 from whence.mixing.budget import as_bytes
 from whence.mixing.mixture import Mixture, check_rows
 from whence.mixing.progress import Progress, bar
@@ -191,38 +192,45 @@ def _stack(trace: Trace, attention: str | None) -> Stack:
 def _prepare(trace: Trace, model: Model, stack: Stack, budget: int) -> _Sweep:
     proof = prove_model(model, Prepared(dict(trace.inputs), trace.tokens))
     runner = Runner(model, proof, dict(trace.inputs), proof.of(stack.name)[: len(stack)], stack.layers)
-    folds, reason = _folds(trace, model, proof, stack, runner, budget)
-    way = "folded forward mode" if folds else f"torch.func.jvp ({reason})"
-    sweep = _Sweep(stack, runner, tuple(folds), way)
-    if not folds:
-        return sweep
-    # Proof of the folding: random directions, at two tokens, against forward mode through the model itself.
+    way = ""
+    for folds, way in _folds(trace, model, proof, stack, runner, budget):
+        if not folds:
+            break
+        sweep = _Sweep(stack, runner, tuple(folds), "folded forward mode")
+        worst = _miss(sweep)
+        if worst <= AGREE[stack.layers[0].block_input.dtype]:
+            return sweep
+        way = f"folded matrices miss the model by {worst:.0e}"
+    return _Sweep(stack, runner, (), f"torch.func.jvp ({way})")
+
+
+def _miss(sweep: _Sweep) -> float:
+    """Proof of the folding: random directions, at two tokens, against forward mode through the model itself."""
+    stack = sweep.stack
     n, width = stack.layers[0].block_input.shape
     generator = torch.Generator().manual_seed(1)
     tangents = torch.randn(2, width, generator=generator).to(stack.layers[0].block_input)
     source = torch.tensor([0, n - 1])
-    plain = _Sweep(stack, runner, (), "")
-    worst = max(
-        deviation(ours, theirs)
-        for ours, theirs in zip(sweep(tangents, source, False), plain(tangents, source, False), strict=True)
-    )
-    if worst > AGREE.get(tangents.dtype, 1e-4):
-        return _Sweep(stack, runner, (), f"torch.func.jvp (folded matrices miss the model by {worst:.0e})")
-    return sweep
+    plain = _Sweep(stack, sweep.runner, (), "")
+    pairs = zip(sweep(tangents, source, False), plain(tangents, source, False), strict=True)
+    return max(deviation(ours, theirs) for ours, theirs in pairs)
 
 
 def _folds(
     trace: Trace, model: Model, proof: Proof, stack: Stack, runner: Runner, budget: int
-) -> tuple[list[Fold], str]:
-    """The blocks' matrices, and why there are none where there are none."""
+) -> Iterator[tuple[list[Fold], str]]:
+    """The blocks' matrices, for each way that the scores may react; none, and why, where there are none."""
     layer = stack.layers[0]
     if layer.block_input.dtype not in AGREE:
-        return [], f"{layer.block_input.dtype} is too coarse to prove a folding in"
+        yield [], f"{layer.block_input.dtype} is too coarse to prove a folding in"
+        return
     for each in stack:
-        if not each.keys_proved or each.scale is None or each.grouped_keys is None or each._queries is None:
-            return [], f"layer {each.index}'s weights are not softmax(scale · queries · keys + mask) alone"
+        if each.grouped_keys is None or each._queries is None or each.keys.shape[-1] != each.queries.shape[-1]:
+            yield [], f"layer {each.index}'s queries and keys are not known"
+            return
         if each.attention.shape[1] != each.attention.shape[2] or each.outputs.shape != layer.outputs.shape:
-            return [], "its layers differ in shape"
+            yield [], "its layers differ in shape"
+            return
     n, width = layer.block_input.shape
     readings = read_blocks(model, proof, trace.inputs)
     read = [readings[stack.name, each.index] for each in stack]
@@ -230,13 +238,19 @@ def _folds(
     each_size = layer.block_input.element_size() * n * width * (width + layer.outputs.shape[0] * layer.outputs.shape[2])
     needed = len(stack) * each_size * (1.5 if plain else 2.5)
     if needed > 0.8 * budget:
-        return [], f"folded matrices would take {needed / 1e9:.1f} GB of the {budget / 1e9:.1f} GB allowed"
-    if plain:
-        return [fold_read(each, reading) for each, reading in zip(stack, read, strict=True)], ""
-    try:
-        return fold_run(runner), ""
-    except (RuntimeError, NotImplementedError) as problem:
-        return [], f"forward mode block by block failed: {' '.join(str(problem).split())[:100]}"
+        yield [], f"folded matrices would take {needed / 1e9:.1f} GB of the {budget / 1e9:.1f} GB allowed"
+        return
+    caps: list[Cap | None] = [None] * len(stack) if all(each.keys_proved for each in stack) else runner.caps()
+    for scores in candidates(stack.layers, caps):
+        if plain:
+            yield [fold_read(each, r, s) for each, r, s in zip(stack, read, scores, strict=True)], ""
+            continue
+        try:
+            folds = fold_run(runner, scores)
+        except (RuntimeError, NotImplementedError) as problem:
+            yield [], f"forward mode block by block failed: {' '.join(str(problem).split())[:100]}"
+            return
+        yield folds, ""
 
 
 def _squared(

@@ -97,6 +97,7 @@ def attention(
     number, edits = tap.begin()
     scale = kwargs.get("scaling")
     bias = kwargs.get("position_bias")
+    factor, cap = query.shape[-1] ** -0.5 if scale is None else scale, kwargs.get("softcap")
     call = Call(
         query=query,
         key=key,
@@ -105,9 +106,10 @@ def attention(
         output=output.transpose(1, 2) if output.dim() == 4 else output,
         visible=visibility(attention_mask if isinstance(attention_mask, Tensor) else None, weights.shape[-1]),
         # A soft cap bends the scores, so that they are no longer scale · query · key: no factor is claimed.
-        scale=None if kwargs.get("softcap") is not None else query.shape[-1] ** -0.5 if scale is None else scale,
+        scale=None if cap is not None else factor,
         bias=bias if isinstance(bias, Tensor) else None,
         node=output,
+        cap=None if cap is None else (float(factor), float(cap)),
     )
     if edits:
         call = apply_edits(call, edits)

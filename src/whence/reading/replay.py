@@ -31,6 +31,8 @@ def block_handles(site: Site) -> tuple[Handle, Handle]:
         raise WiringError(
             f"{site.stack} layer {site.layer}: its wiring is not proved ({site.reason_b or site.reason_c})."
         )
+    if not wiring.residual.onward:
+        raise WiringError(f"{site.stack} layer {site.layer}: no module passes on the state that the block reads.")
     if site.block_output is None:
         raise WiringError(f"{site.stack} layer {site.layer}: no module shows the state after the block.")
     return wiring.residual, site.block_output

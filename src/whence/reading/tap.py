@@ -31,6 +31,7 @@ class Call:
     scale: float | None  # the factor on query·key, where it is known
     bias: Tensor | None = None  # what was added to the scaled scores besides the mask, where it is known
     node: Tensor | None = None  # the very tensor the model goes on with (its dataflow is followed from here)
+    cap: tuple[float, float] | None = None  # a soft cap on the scores: (factor on query·key, cap)
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Tap:
                 visible=call.visible,
                 scale=call.scale,
                 bias=call.bias if "keys" in wanted else None,
+                cap=call.cap,
             )
         self.calls.append(call)
 
@@ -126,6 +128,7 @@ def apply_edits(call: Call, edits: Sequence[Edit]) -> Call:
         visible=call.visible,
         scale=call.scale,
         bias=call.bias,
+        cap=call.cap,
     )
 
 

@@ -41,6 +41,7 @@ class Handle:
     side: str  # "in" | "out"
     path: Path
     clone: bool  # the model overwrites it in place later on
+    onward: bool = True  # what is put in its place goes on through the model, not into a side branch
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def find_wiring(tape: Tape, projected: Node, upstream: set[int], tolerance: floa
             )
     wiring = Wiring(
         kind=kind,
-        residual=find_handle(tape, found.residual),
+        residual=find_handle(tape, found.residual, _uses(found)),
         after=find_handle(tape, state),
         residual_scale=found.residual_scale,
         branch_scale=found.scale,
@@ -295,15 +296,30 @@ def _producing_region(out: Node, source: Node) -> set[int]:
 # -- where a tensor can be picked up -------------------------------------------------------------------------------
 
 
-def find_handle(tape: Tape, node: Node) -> Handle | None:
-    """A module's input or output that is this very tensor (or the same numbers in the same layout)."""
+def _uses(found: _Sum) -> tuple[int, int]:
+    """The first and the last operation of the block that reads its residual."""
+    reading = [op.index for op, _ in consumers(closure(found.residual)) if op.index <= found.add.index]
+    return min(reading, default=found.add.index), found.add.index
+
+
+def find_handle(tape: Tape, node: Node, around: tuple[int, int] | None = None) -> Handle | None:
+    """A module's input or output that is this very tensor (or the same numbers in the same layout).
+
+    `around`: first and last of the operations that read it. A module's output, or the input of a module that holds them
+    all, is preferred to one that is only handed the tensor on the side (rotary positions are, to know its dtype).
+    """
     same = {id(n) for n in (*origins(node), *closure(node))}
+    aside: Handle | None = None
     for call in tape.calls:
         for side, entries in (("in", call.inputs), ("out", call.outputs)):
             for path, entry in entries:
                 if id(entry) in same and entry.value.dim() >= 2 and entry.value.shape[-1] == node.value.shape[-1]:
-                    return Handle(call.name, call.number, side, path, entry.frozen is not None)
-    return None
+                    onward = around is None or side == "out" or (call.begin <= around[0] and around[1] < call.end)
+                    handle = Handle(call.name, call.number, side, path, entry.frozen is not None, onward)
+                    if onward:
+                        return handle
+                    aside = aside or handle
+    return aside
 
 
 def block_output(site: Op, found: Found) -> Node | None:
