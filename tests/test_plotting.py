@@ -54,3 +54,93 @@ def test_given_axes_are_used_and_negative_values_get_two_colours(trace: Any) -> 
     assert found.plot(ax=axes) is axes
     image = axes.images[0]
     assert image.norm.vmin == -image.norm.vmax or float(found.values[-1].mean(0).min()) >= 0
+
+
+LONG = (
+    "The old doctor told the nurse that she would not leave the ward before the storm was over, because the roads to the "
+    "village had been closed since noon and nobody knew when they would open again."
+)
+
+
+@pytest.fixture(scope="module")
+def long_trace(minilm_path: Any) -> Any:
+    return whence.trace(whence.load(), LONG)
+
+
+def test_certificates_show_weights_and_both_ends(long_trace: Any) -> None:
+    row = whence.certify(long_trace, 3, 2, 5)
+    axes = row.plot()
+    assert [b.get_width() for b in axes.patches] == pytest.approx(row.weights.tolist())
+    (whiskers,) = axes.collections
+    ends = [(s[0][0], s[1][0]) for s in whiskers.get_segments()]
+    assert [a for a, _ in ends] == pytest.approx(row.lower.tolist(), abs=1e-9)
+    assert [b for _, b in ends] == pytest.approx(row.upper.tolist(), abs=1e-9)
+    assert axes.get_yticklabels()[0].get_text() == f"{long_trace.tokens[int(row.keys[0])]} {int(row.keys[0])}"
+    plain = whence.certify_row(long_trace[3].attention[2, 5], long_trace[3].values[2]).plot()
+    assert plain.get_yticklabels()[0].get_text() == str(int(row.keys[0]))
+
+
+def test_whole_head_is_a_map_of_widths(long_trace: Any) -> None:
+    from whence.attention.certify import certify_whole_head
+
+    head = certify_whole_head(long_trace, 1, 5, rows=2)
+    assert torch.allclose(picture(head.plot()), head.upper - head.lower)
+
+
+def test_witness_and_its_verification(long_trace: Any) -> None:
+    found = whence.witness(long_trace, 1, 5, 20)
+    widths = [b.get_width() for b in found.plot().patches]
+    half = len(widths) // 2
+    assert max(widths[:half]) == pytest.approx(float(found.row.max()))
+    assert max(widths[half:]) == pytest.approx(float(found.alternative.max()))
+    checked = found.verify()
+    axes = checked.plot()
+    assert axes.get_xscale() == "log"
+    assert axes.patches[0].get_width() == pytest.approx(checked.head_output)
+    assert axes.patches[len(axes.patches) // 2].get_width() == pytest.approx(checked.control_head_output)
+
+
+def test_statement_overview_and_the_doppelganger(long_trace: Any) -> None:
+    from whence.attention.overview import overview
+
+    said = whence.layer_statement(long_trace, 2)
+    assert [b.get_width() for b in said.plot().patches] == [
+        said.joint.null_dimension,
+        said.joint.generic_null_dimension,
+    ]
+    seen = overview(long_trace, worst=0, best=0)
+    assert torch.allclose(picture(seen.plot()), seen.width)
+    other = whence.doppelganger(long_trace, budget=1.0)
+    assert picture(other.plot(layer=1, head=5)).tolist() == other.values[1, 5].tolist()
+
+
+def test_every_result_of_a_public_function_can_be_plotted() -> None:
+    """What a public function returns, when it is a measure, has `.plot`; the rest are models, texts and files."""
+    import importlib
+    import inspect
+    import re
+
+    others = {
+        "Model",
+        "Trace",
+        "Texts",
+        "Substituted",
+        "Converted",
+        "Trained",
+        "Method",
+        "Tensor",
+        "Report",
+        "list",
+        "dict",
+    }
+    missing = []
+    for name in whence._PUBLIC:
+        function = getattr(whence, name)
+        if not inspect.isfunction(function):
+            continue
+        module = importlib.import_module(function.__module__)
+        for kind in re.findall(r"\b[A-Z]\w+", str(inspect.signature(function).return_annotation)):
+            found = getattr(module, kind, None)
+            if kind not in others and not hasattr(found, "plot"):
+                missing.append(f"{name} -> {kind}")
+    assert missing == []

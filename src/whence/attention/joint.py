@@ -38,6 +38,12 @@ class LayerStatement:
             f"{joint.null_dimension} directions."
         )
 
+    def plot(self, *, ax: Any = None) -> Any:
+        """What is free in common. See `whence.plotting_attention`; returns the Axes."""
+        from whence.plotting_attention import plot_layer_statement
+
+        return plot_layer_statement(self, ax)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "layer": self.layer,

@@ -69,6 +69,12 @@ class Overview:
             )
         return [limit, here]
 
+    def plot(self, *, ax: Any = None) -> Any:
+        """Layers by heads. See `whence.plotting_attention`; returns the Axes."""
+        from whence.plotting_attention import plot_overview
+
+        return plot_overview(self, ax)
+
     def to_dict(self) -> dict[str, Any]:
         found = self.identifiability
         return {

@@ -36,6 +36,12 @@ class Verification:
         found = (self.head_output, self.final_states, self.logits)
         return all(change is None or change <= 1e-6 for change in found)
 
+    def plot(self, *, ax: Any = None) -> Any:
+        """What changed, beside the control. See `whence.plotting_attention`; returns the Axes."""
+        from whence.plotting_attention import plot_verification
+
+        return plot_verification(self, ax)
+
     def sentence(self) -> str:
         what, change, control = ("logits", self.logits, self.control_logits)
         if change is None:
@@ -86,6 +92,12 @@ class RowWitness:
     def _run(self, row: Tensor, model: Any) -> Substituted:
         change = Replace(self.layer, row.to(torch.float64), self.head, self.query, self.attention)
         return substitute(self.trace, change, model=model)
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """The row beside the other. See `whence.plotting_attention`; returns the Axes."""
+        from whence.plotting_attention import plot_witness
+
+        return plot_witness(self, ax)
 
     def to_dict(self) -> dict[str, Any]:
         stack = self.trace.of(self.attention)

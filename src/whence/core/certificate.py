@@ -128,6 +128,12 @@ class Certificate:
             fields[name] = value.tolist() if isinstance(value, Tensor) else value
         return fields
 
+    def plot(self, *, ax: Any = None) -> Any:
+        """Bars with their intervals. See `whence.plotting_attention`; returns the Axes."""
+        from whence.plotting_attention import plot_certificate
+
+        return plot_certificate(self, ax)
+
     def to_frame(self) -> pd.DataFrame:
         """One line for each visible key: its weight, exact interval where solved, closed-form bounds."""
         import pandas as pd

@@ -9,6 +9,7 @@ and a dual of a longer prefix is as good for a shorter one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +60,12 @@ class HeadCertificate:
         sound = (self.lower.numpy() <= lower).all() and (self.upper.numpy() >= upper).all()
         a, near = self.attention, 1e-12
         return bool(sound and (self.lower <= a + near).all() and (self.upper >= a - near).all())
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """How wide each interval is. See `whence.plotting_attention`; returns the Axes."""
+        from whence.plotting_attention import plot_head_certificate
+
+        return plot_head_certificate(self, ax)
 
 
 def certify_head(
