@@ -90,7 +90,7 @@ def plot_verification(found: Verification, ax: Any = None) -> Any:
     axes.invert_yaxis()
     axes.set(xlabel="relative change")
     axes.set_title(f"{found.total_variation:.2f} of the attention moved", fontsize="medium")
-    axes.legend(loc="upper left", frameon=False, fontsize="small")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), ncol=2, frameon=False, fontsize="small")
     return axes
 
 

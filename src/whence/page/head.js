@@ -177,7 +177,7 @@ export class HeadView {
     const links = others.length ? h("p", { class: "hint no-export" }, "Rows with one: ", others.map((w, i) => [i ? ", " : "", h("button", { type: "button", class: "link", onclick: () => go({ layer: w.layer, head: w.head, query: w.query }, { push: true }) }, `layer ${w.layer} head ${w.head} ${tokenName(stack.tokens, w.query)}`)])) : null;
     this.slide = null;
     if (witness && witness.row) {
-      this.slide = slider({ witness, tokens: stack.tokens, keys: this.keys, interval: (key) => this.row.interval(key) });
+      this.slide = slider({ witness, tokens: stack.tokens, keys: this.keys });
       replace(this.slideHolder, this.slide, links);
       return;
     }

@@ -17,6 +17,12 @@ const ABOUT = {
   identity: "Is this token still itself?", prediction: "What did the output come from?",
 };
 
+const EXAMPLES = [
+  "The old doctor told the nurse that she would not leave the ward before the storm was over, because the roads to the village had been closed since noon and nobody knew when they would open again.",
+  "The trophy did not fit into the brown suitcase because it was too large, so we bought another suitcase, and then the trophy looked small, and nobody remembered why we had wanted to carry it home at all.",
+  "When the committee that had examined the report which the engineers had written came back, it was clear that nobody had read the last page, where the only figure that mattered stood in a footnote.",
+];
+
 const root = document.getElementById("whence");
 let source = null, live = null, kept = {};
 
@@ -119,7 +125,8 @@ function textBox() {
     h("label", { class: "hidden", for: "text" }, "Text"), area,
     h("div", { class: "ask-row" }, h("label", { for: "model" }, "Model"), model, run, stop, bar), more);
   area.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); look(); } });
-  return { form, look };
+  const examples = h("ul", { class: "examples" }, EXAMPLES.map((text) => h("li", {}, h("button", { type: "button", class: "link", onclick: () => { area.value = text; look(); } }, text))));
+  return { form, look, examples };
 }
 
 function keys(event) {
@@ -136,15 +143,16 @@ async function open() {
   const footer = h("footer", {});
   replace(root,
     h("a", { class: "skip", href: "#main", onclick: (event) => { event.preventDefault(); main.focus(); } }, "Skip to the content"),
-    h("header", { class: "top" }, h("div", { class: "bar" }, h("span", { class: "brand" }, "whence"), tabs, themeButton()), box),
+    h("header", { class: "top" }, h("div", { class: "bar" }, h("span", { class: "brand" }, "whence"), tabs, themeButton())), box,
     h("div", { class: "page" }, message, heading, stacks, main, footer));
   onchange(draw);
   addEventListener("keydown", keys);
   if (!source) {
     try { live = await Live.connect(); } catch (error) { replace(message, `The server does not answer: ${error.message}`); return; }
-    const { form, look } = textBox();
+    const { form, look, examples } = textBox();
     replace(box, form);
-    replace(heading, h("h1", {}, "Where did this hidden state come from, and may its attention be read?"), h("p", { class: "context" }, "Give a text; the model answers on this machine."));
+    replace(heading, h("h1", {}, "Where did this hidden state come from, and may its attention be read?"), h("p", { class: "context" }, "Give a text; the model answers on this machine. Or begin with one of these:"));
+    replace(main, examples);
     if (state.text) await look();
   }
   replace(footer, h("p", {}, "Keys: 1–5 choose a view, [ and ] step through the heads, arrows move within grids, maps and texts. ",

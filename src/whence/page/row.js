@@ -50,11 +50,6 @@ export class Row {
     this.el = h("div", {}, this.missing, this.say, this.bars, this.note);
   }
 
-  // Of one key: where its weight must lie, as far as this row tells.
-  interval(key) {
-    return this.rows?.find((r) => r.key === key);
-  }
-
   csv() {
     return this.block ? this.bars.csv() : [];
   }
@@ -66,7 +61,6 @@ export class Row {
     this.missing.hidden = Boolean(block);
     if (!block) return;
     const rows = weightsOf(block, place.query, certificate);
-    this.rows = rows;
     this.bars.set(rows, `Layer ${place.layer}, head ${place.head}: weights from ${rowName(this.stack.tokens, place.query)}`);
     const exact = rows.filter((r) => r.exact).length;
     const rest = 1 - rows.reduce((sum, r) => sum + r.weight, 0);

@@ -5,25 +5,20 @@ import { weightBars } from "./bars.js";
 import { outputPicture } from "./output.js";
 import { tokenName } from "./tokens.js";
 
-const SHOWN = 14;
-
-function bars(witness, end, keys, interval) {
-  const order = witness.row.map((_, i) => i).sort((a, b) => Math.max(witness.row[b], end[b]) - Math.max(witness.row[a], end[a])).slice(0, SHOWN);
-  const rows = order.map((key) => {
-    const known = interval(key);
-    return { key, weight: witness.row[key], other: end[key], exact: known?.exact, lower: known?.lower, upper: known?.upper };
-  });
+function bars(witness, end, keys) {
+  const rows = witness.keys.map((key, i) => ({ key, weight: witness.row[key], other: end[key], exact: Boolean(witness.lower), lower: witness.lower?.[i], upper: witness.upper?.[i] }));
   const made = weightBars({ keys });
   made.set(rows, "The row as it is, and as far as the slider has moved it");
   return made;
 }
 
-// interval(key): between what that weight must lie, where it is known.
-export function slider({ witness, tokens, keys, interval }) {
+export function slider({ witness, tokens, keys }) {
   let toControl = false;
   const output = h("div", { class: "slide-output" });
   const left = h("div", { class: "slide-bars" });
-  const input = h("input", { type: "range", min: 0, max: 100, value: 0, step: 1, id: `slide-${Math.random().toString(36).slice(2)}` });
+  const id = `slide-${Math.random().toString(36).slice(2)}`;
+  const input = h("input", { type: "range", min: 0, max: 100, value: 0, step: 1, id, list: `${id}-marks` });
+  const marks = h("datalist", { id: `${id}-marks` }, (witness.path ?? []).map((s) => h("option", { value: String(s.a * 100) })));
   const status = h("output", { class: "slide-status", for: input.id, "aria-live": "polite" });
   const far = h("span", {});
   let chart = null;
@@ -51,7 +46,7 @@ export function slider({ witness, tokens, keys, interval }) {
   function draw() {
     shownStop = null;
     far.textContent = toControl ? "a random row" : "the other row";
-    chart = bars(witness, toControl ? witness.control_row : witness.alternative, keys, interval);
+    chart = bars(witness, toControl ? witness.control_row : witness.alternative, keys);
     replace(left, chart);
     move();
   }
@@ -61,7 +56,7 @@ export function slider({ witness, tokens, keys, interval }) {
   const element = h("div", { class: "slide", "data-witness": `${witness.layer}/${witness.head}/${witness.query}` },
     h("p", {}, `Another attention row from ${tokenName(tokens, witness.query)}, ${number(witness.total_variation, 2)} away in total variation, gives the same head output. Move the row towards it: the model was run at each mark.`),
     witness.control ? segmented("Where the slider leads", [["other", "to the other row"], ["random", "control: to a random row as far away"]], "other", (v) => { toControl = v === "random"; draw(); }) : null,
-    h("div", { class: "slide-input" }, h("label", { for: input.id }, "as it is"), input, far),
+    h("div", { class: "slide-input" }, h("label", { for: input.id }, "as it is"), input, marks, far),
     status,
     h("div", { class: "slide-body" }, left, output));
   element.csv = () => chart.csv();

@@ -7,13 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.attention.heads import row_of
 from whence.attention.witness import RowWitness, relative, witness
+from whence.core.row_intervals import row_intervals
 from whence.core.witness import random_row_at
 from whence.reading.substitution import Replace, Substituted, substitute
 from whence.reading.trace import Trace
 from whence.reporting.outputs import describe_output
 
 STOPS = (0.0, 0.25, 0.5, 0.75, 1.0)
+KEYS = 14
 
 
 def counter_example(
@@ -28,13 +31,15 @@ def counter_example(
 ) -> dict[str, Any] | None:
     """The row's witness and the model's output at `stops` from the row to it; None where the row is the only one.
 
-    `path` and `control` (a random row at the same distance): a, the share of the way; output; change of the final
-    states and of the logits, relative to the unchanged row put in by the same path.
+    `keys`, `lower`, `upper`: the weights to draw and their exact intervals. `path` and `control` (a random row at the
+    same distance): a, the share of the way; output; change of the final states and of the logits, relative to the
+    unchanged row put in by the same path.
     """
     found = witness(trace, layer, head, query, attention=attention, seed=seed)
     if not found.found:
         return None
     plain = {
+        **_intervals(trace, found),
         "layer": layer, "head": head, "query": query,
         "row": _short(found.row), "alternative": _short(found.alternative),
         "total_variation": found.total_variation, "residual": found.residual, "statement": found.statement,
@@ -49,6 +54,18 @@ def counter_example(
         "path": [_stop(trace, found, a, found.alternative, baseline) for a in stops],
         "control": [_stop(trace, found, a, other, baseline) for a in stops],
     }
+
+
+def _intervals(trace: Trace, found: RowWitness) -> dict[str, Any]:
+    """The keys that either row gives most to, and the exact interval of the weight of each."""
+    layer = trace.of(found.attention)[found.layer]
+    row, values, visible = row_of(layer, layer.heads.index(found.head), found.query)
+    keys = torch.maximum(found.row, found.alternative).to(torch.float64).topk(min(KEYS, len(row))).indices
+    total = float(found.row.sum())
+    for solved in row_intervals(row[None], values, keys[None], visible=None if visible is None else visible[None]):
+        lower, upper = (solved.lower * total).tolist(), (solved.upper * total).tolist()
+        return {"keys": keys.tolist(), "lower": lower, "upper": upper}
+    return {"keys": keys.tolist(), "lower": None, "upper": None}
 
 
 def _control(trace: Trace, found: RowWitness, seed: int) -> Tensor:

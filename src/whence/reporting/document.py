@@ -167,11 +167,10 @@ def _begin(exact: ExactIntervals, part: _Part) -> None:
             place = layer.heads.index(head)
             raw = layer.attention[place].detach().to(torch.float64)
             seen = layer.visible_mask if layer.visible_mask.dim() == 2 else layer.visible_mask[place]
-            other = part.maps(layer.index).get(head)
-            keys = heaviest_keys(raw, other, seen.expand(raw.shape), part.detail.rows)[:, :WEIGHTS]
+            keys = heaviest_keys(raw, seen.expand(raw.shape), WEIGHTS)
             free = found.extra["simplex_null_dimension"][found.layers.index(layer.index), found.heads.index(head)]
             first = [c.query for c in (*part.look.worst, *part.look.best) if (c.layer, c.head) == (layer.index, head)]
-            exact.add(part.stack.name, layer, head, keys, free, first, other)
+            exact.add(part.stack.name, layer, head, keys, free, first, part.maps(layer.index).get(head))
 
 
 def _alternatives(part: _Part, budget: float | None) -> dict[int, Alternatives]:

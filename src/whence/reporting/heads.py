@@ -44,18 +44,10 @@ def detail_of(name: str, tokens: int) -> Detail:
     }[name]
 
 
-def heaviest_keys(raw: Tensor, alternative: Tensor | None, seen: Tensor, count: int | None) -> Tensor:
-    """[query, place]: the keys that a row is drawn with, heaviest first; −1 where it sees fewer than `count`.
-
-    Most are the heaviest of the row itself; the others those that either the row or its alternative gives weight to.
-    """
+def heaviest_keys(raw: Tensor, seen: Tensor, count: int | None) -> Tensor:
+    """[query, place]: the keys that a row is drawn with, heaviest first; −1 where it sees fewer than `count`."""
     count = raw.shape[-1] if count is None else min(count, raw.shape[-1])
-    heaviest = raw.clone()
-    if alternative is not None:
-        sure = raw.topk(min(count // 2 + 1, raw.shape[-1]), dim=-1).indices
-        heaviest = torch.maximum(raw, alternative).scatter_add(-1, sure, torch.full_like(raw, 2.0).gather(-1, sure))
-    keys = heaviest.masked_fill(~seen, -1.0).topk(count, dim=-1).indices
-    keys = keys.gather(-1, raw.gather(-1, keys).argsort(dim=-1, descending=True, stable=True))
+    keys = raw.masked_fill(~seen, -1.0).sort(dim=-1, descending=True, stable=True).indices[..., :count]
     return keys.masked_fill(~seen.gather(-1, keys), -1)
 
 
@@ -98,9 +90,7 @@ def _head_block(
     detail: Detail,
     intervals: HeadIntervals | None,
 ) -> bytes:
-    keys = heaviest_keys(raw, alternative, seen, detail.rows)
-    if intervals is not None and detail.rows is not None:  # those that were solved
-        keys = intervals.keys
+    keys = heaviest_keys(raw, seen, detail.rows)
     shown = keys >= 0
     exact = torch.zeros(raw.shape, dtype=torch.bool)
     if intervals is not None:
