@@ -148,6 +148,18 @@ def test_hostile_texts_are_texts(client: Any, text: str) -> None:
         assert client.get(f"/api/traces/{found['result']['trace']}").json()["text"] == text
 
 
+def test_what_is_no_text_is_refused_and_not_repeated(client: Any) -> None:
+    """Half a surrogate pair can be written in JSON and in no answer; what was sent never comes back in a refusal."""
+    headers = {"content-type": "application/json"}
+    half = rb'{"model": "tiny", "text": "secret \ud83d"}'
+    answer = client.post("/api/traces", content=half, headers=headers)
+    assert answer.status_code == 422
+    assert "secret" not in answer.text
+    odd = client.post("/api/traces", content=rb'{"model": "tiny", "text": "the", "\ud83d": 1}', headers=headers)
+    assert odd.status_code in (400, 422)
+    assert client.get("/health").status_code == 200
+
+
 def test_cancel_and_busy(model: Any) -> None:
     from fastapi.testclient import TestClient
 

@@ -21,7 +21,8 @@ from whence.serving.shelf import Entry, Shelf, Traces, content_key
 
 try:
     from fastapi import FastAPI, HTTPException, Path, Request, Response
-    from fastapi.responses import JSONResponse, StreamingResponse
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import StreamingResponse
 
     from whence.serving import schemas
 except ImportError as missing:  # pragma: no cover - the message is all there is to it
@@ -102,8 +103,13 @@ def create_app(
         return submit(kind, key, lambda step: function(shelf, entry, request, step))
 
     @app.exception_handler(InputError)
-    async def refused(_: Request, problem: InputError) -> JSONResponse:
-        return JSONResponse({"detail": str(problem)}, 422)
+    async def refused(_: Request, problem: InputError) -> Response:
+        return _refusal(str(problem))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, problem: RequestValidationError) -> Response:
+        # Without the input, which is a text of the caller's and may not even be one that can be written.
+        return _refusal([{key: error[key] for key in ("type", "loc", "msg")} for error in problem.errors()])
 
     @app.get("/", include_in_schema=False)
     def index() -> Response:
@@ -244,6 +250,11 @@ def create_app(
 
     app.add_middleware(Guard, hosts=LOOPBACK | hosts, limits=bounds)
     return app
+
+
+def _refusal(detail: Any) -> Response:
+    """Plain ASCII: what was sent may hold half a surrogate pair, which UTF-8 has no bytes for."""
+    return Response(json.dumps({"detail": detail}), 422, media_type="application/json")
 
 
 def _event(name: str, data: Any) -> str:
