@@ -45,7 +45,7 @@ def closeness(split: Decomposition, distance: str = "l1") -> Tensor:
     closer = closer if scaled.dim() == 3 else closer[0]
     if split.causal:
         closer = closer.tril_()  # what is not seen contributes exactly nothing
-    own = _lengths(state, distance) - _lengths(state - split.diagonal(), distance)
+    own = _lengths(state, distance) - _lengths(state - split.diagonal, distance)
     if split.crossed:
         return torch.cat([closer, own[..., None]], dim=-1)
     torch.diagonal(closer, dim1=-2, dim2=-1).copy_(own)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from whence.reading.trace import Layer, Trace
 
-PAIRS = 1 << 15
-"""Queries × keys worked on together: 32 sequences of 32 tokens. From 182 tokens on, each is worked on alone."""
+PAIRS = 1 << 14
+"""Queries × keys worked on together: 16 sequences of 32 tokens. From 91 tokens on each is worked on alone."""
 
 _LONGER = 1.25  # how much longer than the shortest of its batch a sequence may be
 

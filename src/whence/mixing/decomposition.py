@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -92,6 +93,7 @@ class Decomposition:
             return self.values
         return self.values.transpose(0, 1).flatten(1, 2)
 
+    @cached_property
     def diagonal(self) -> Tensor:
         """(query, d): T_ii, the token's own part: residual and attention to itself. Crossed: the residual alone."""
         if self.crossed:
@@ -106,7 +108,7 @@ class Decomposition:
         parts = parts if self.scale is None else parts * self.scale[..., None, :]
         if self.crossed:
             return torch.cat([parts, self.own[..., None, :]], dim=-2)
-        torch.diagonal(parts, dim1=-3, dim2=-2).copy_(self.diagonal().transpose(-1, -2))
+        torch.diagonal(parts, dim1=-3, dim2=-2).copy_(self.diagonal.transpose(-1, -2))
         return parts
 
     def through(self, norm: Norm, before: Tensor, residual_scale: Tensor | float | None = None) -> Decomposition:
@@ -117,7 +119,10 @@ class Decomposition:
         state, factor = normed(norm, before)
         scale = factor if self.scale is None else self.scale * factor
         weight, own, bias = (norm.linear(_times(x, residual_scale)) for x in (self.weight, self.own, self.bias))
-        return replace(self, weight=weight, scale=scale, own=own * factor, bias=bias * factor, state=state)
+        new = replace(self, weight=weight, scale=scale, own=own * factor, bias=bias * factor, state=state)
+        if "diagonal" in self.__dict__:
+            new.__dict__["diagonal"] = norm.linear(_times(self.diagonal, residual_scale)) * factor
+        return new
 
 
 def joined(heads: Tensor) -> Tensor:

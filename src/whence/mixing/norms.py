@@ -23,10 +23,13 @@ def part_norms(split: Decomposition, *, residual: bool = True) -> Tensor:
     """
     weights, values = split.by_key, split.values_by_key  # (head, sequence · key, query or d_v)
     lengths = split.state.new_empty(weights.shape[1:])
+    buffer = split.state.new_empty(_KEYS, len(weights), weights.shape[2])
     for key in range(0, weights.shape[1], _KEYS):
         at = slice(key, key + _KEYS)
         factors = _factor(torch.bmm(values[:, at], split.weight))  # (key, head, head)
-        torch.sum(torch.bmm(factors, weights[:, at].transpose(0, 1)).square_(), dim=1, out=lengths[at])
+        part = buffer[: len(factors), : factors.shape[1]]
+        torch.bmm(factors, weights[:, at].transpose(0, 1), out=part)
+        torch.sum(part.square_(), dim=1, out=lengths[at])
     shape = split.state.shape[:-1]
     lengths = lengths.sqrt_().view(*shape[:-1], -1, shape[-1]).transpose(-1, -2)
     lengths = lengths.contiguous() if split.scale is None else lengths * split.scale
@@ -34,7 +37,7 @@ def part_norms(split: Decomposition, *, residual: bool = True) -> Tensor:
         lengths = lengths.tril_()
     if not residual:
         return lengths
-    own = split.diagonal().norm(dim=-1)
+    own = split.diagonal.norm(dim=-1)
     if split.crossed:
         return torch.cat([lengths, own[..., None]], dim=-1)
     torch.diagonal(lengths, dim1=-2, dim2=-1).copy_(own)
