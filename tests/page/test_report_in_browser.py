@@ -243,6 +243,34 @@ def test_deep_link_opens_the_same_view(watched: Any, saved: Any) -> None:
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
 
 
+def test_the_address_names_the_head_that_is_shown(watched: Any, saved: Any) -> None:
+    page = watched().open(saved[1])
+    page.get_by_role("button", name="Head", exact=True).click()
+    page.wait_for_selector("table.bars tbody tr")
+    for part in ("view=head", "layer=", "head=", "query="):
+        assert part in page.url.partition("#")[2]
+    chosen = [page.locator(".controls select").nth(i).input_value() for i in (0, 1)]
+    page.keyboard.press("]")
+    page.wait_for_selector("[aria-busy]", state="detached")
+    after = [page.locator(".controls select").nth(i).input_value() for i in (0, 1)]
+    assert after != chosen
+    assert f"layer={after[0]}&head={after[1]}&" in page.url + "&"
+
+
+def test_every_card_can_be_saved_and_every_table_as_csv(watched: Any, saved: Any) -> None:
+    page = watched().open(saved[1])
+    for view in ("overview", "head", "provenance", "identity"):
+        go(page, f"#view={view}")
+        page.wait_for_timeout(200)
+        cards = page.locator(".card").all()
+        assert cards
+        for card in cards:
+            offered = card.locator(".exporter button").all_inner_texts()
+            assert offered[:2] == ["SVG", "PNG"]
+            if card.locator("table, .mini").count():
+                assert offered[2:] == ["CSV"], card.get_attribute("aria-label")
+
+
 def test_notebook_display_shows_the_same_page(watched: Any, saved: Any, tmp_path: Path) -> None:
     report, _ = saved
     notebook = tmp_path / "notebook.html"
