@@ -57,7 +57,9 @@ def test_exact_is_said_where_it_is_and_nowhere_else(trace: Any) -> None:
             layer, head = about["layer"], about["head"]
             arrays, _ = unpack(document.blocks[f"head/encoder/{layer}/{head}"])
             marked = arrays["exact"].astype(bool)
-            assert int(marked.any(-1).sum()) == about["rows"] == (about["of"] if budget is None else 0)
+            listed = {c["query"] for c in (*stack["worst"], *stack["best"]) if (c["layer"], c["head"]) == (layer, head)}
+            assert int(marked.any(-1).sum()) == about["rows"] == (about["of"] if budget is None else len(listed))
+            assert all(marked[query].all() for query in listed)  # whatever the budget
             for query in range(about["of"]):
                 exact = whence.certify(trace, layer, head, query, top=None, orders=False)
                 ends = {

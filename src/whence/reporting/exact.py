@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from itertools import chain
 from threading import Event, Lock
 
 import torch
@@ -97,8 +98,8 @@ class ExactIntervals:
     ) -> None:
         """Begin with a head.
 
-        keys [query, k] to solve; free [query], 0: the row is unique; first: rows to solve first; other [query, key]:
-        alternatives that are known already.
+        keys [query, k] to solve; free [query], 0: the row is unique; first: rows to solve whatever time it takes; other
+        [query, key]: alternatives that are known already.
         """
         place = layer.heads.index(head)
         values = identifying_values(layer)
@@ -107,7 +108,9 @@ class ExactIntervals:
         raw = layer.attention[place].detach().to(torch.float64)
         unique = free == 0
         weights = raw.gather(-1, keys.clamp(min=0)) * (keys >= 0)
-        todo = [q for q in dict.fromkeys((*first, *range(len(raw)))) if not unique[q]]
+        row, mine = layer.attention[place], values[group]
+        listed = [q for q in dict.fromkeys(first) if not unique[q]]
+        rest = [q for q in range(len(raw)) if not unique[q] and q not in listed]
         made = HeadIntervals(
             keys,
             torch.where(unique[:, None], weights, 0.0),
@@ -115,7 +118,10 @@ class ExactIntervals:
             unique.clone(),
             raw,
             (raw if other is None else other).clone(),
-            row_intervals(layer.attention[place], values[group], keys, rows=todo, visible=visible, stop=self._late),
+            chain(
+                row_intervals(row, mine, keys, rows=listed, visible=visible, stop=self._stopped.is_set),
+                row_intervals(row, mine, keys, rows=rest, visible=visible, stop=self._late),
+            ),
         )
         self.heads[stack, layer.index, head] = made
         if self._deadline is None:
@@ -125,7 +131,7 @@ class ExactIntervals:
         self._running.append(self._pool.submit(self._run))
 
     def _run(self) -> None:
-        while not self._late():
+        while not self._stopped.is_set():
             with self._lock:
                 if not self._left:
                     return
