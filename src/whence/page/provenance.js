@@ -48,16 +48,17 @@ function flow(method, found, upto, hidden, W) {
   const embeddings = method.origin === "embeddings";
   const { steps, shares } = found;
   const columns = inputs.text.length;
-  const height = TOP + ROW * (steps.length - 1 || 1) + BOTTOM;
+  const step = steps.length > 12 ? Math.max(20, 600 / steps.length) : ROW; // thirty layers still fit on a screen
+  const height = TOP + step * (steps.length - 1 || 1) + BOTTOM;
   const rtl = direction(inputs) === "rtl";
   const x = (j) => SIDE + ((rtl ? columns - 1 - j : j) + 0.5) * ((W - 2 * SIDE) / columns);
-  const y = (s) => TOP + s * ROW;
+  const y = (s) => TOP + s * step;
   const root = svg("svg", { viewBox: `0 0 ${W} ${height}`, class: "flow", role: "img", "data-native": true, "aria-label": `Flow from ${tokenName(method.tokens, hidden)} after layer ${method.layers[upto]} back to the input tokens` });
   const names = embeddings ? steps.map((_, s) => `${method.layers[upto - s]}`) : [...steps.slice(0, -1).map((_, s) => `${method.layers[upto - s]}`), "input"];
   names.forEach((name, s) => root.append(svg("text", { x: SIDE - 22, y: y(s) + 4, class: "tick", "text-anchor": "end" }, name), svg("line", { x1: SIDE - 14, x2: W - SIDE, y1: y(s), y2: y(s), class: "gridline" })));
   for (let s = 1; s < steps.length; s++) for (const [a, b, share] of steps[s].edges.slice().reverse()) {
     const [x1, y1, x2, y2] = [x(a), y(s - 1), x(b), y(s)];
-    root.append(svg("path", { d: `M${x1},${y1} C${x1},${y1 + ROW / 2} ${x2},${y2 - ROW / 2} ${x2},${y2}`, class: "edge", "stroke-width": Math.max(0.5, 14 * share), opacity: Math.min(0.85, 0.15 + 1.6 * share) },
+    root.append(svg("path", { d: `M${x1},${y1} C${x1},${y1 + step / 2} ${x2},${y2 - step / 2} ${x2},${y2}`, class: "edge", "stroke-width": Math.max(0.5, 14 * share), opacity: Math.min(0.85, 0.15 + 1.6 * share) },
       svg("title", {}, `${tokenName(method.tokens, a)} ← ${tokenName(inputs, b)}: ${number(share)}`)));
   }
   steps.forEach(({ mass }, s) => {
