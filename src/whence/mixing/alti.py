@@ -18,7 +18,8 @@ from torch import Tensor
 from whence.mixing.decomposition import Decomposition
 
 _BLOCK = 1 << 18  # numbers worked on at a time: 1 MB in float32, so that they stay in the processor's cache
-_KEYS = 64  # keys whose sources are made together
+_ROWS = 128
+_KEYS = 60  # keys whose sources are made together
 
 
 def closeness(split: Decomposition, distance: str = "l1") -> Tensor:
@@ -60,10 +61,15 @@ def _sums(weights: Tensor, values: Tensor, weight: Tensor, y: Tensor, causal: bo
     n_query, width = y.shape[1:]
     by_key = weights.permute(1, 2, 0)  # (sequence · key, query, head)
     out = y.new_zeros(weights.shape[1:])
-    rows = min(n_query, max(32, _BLOCK // width))
+    # Few queries with several keys: the targets, which every key meets again, then take little of the cache.
+    rows = min(n_query, _ROWS, max(32, _BLOCK // width))
     buffer = y.new_empty(max(_BLOCK, rows * width))
+    made = y.new_empty(0)
     for first, last, at in _blocks(y.shape[0], weights.shape[1], rows * width):
-        sources = torch.bmm(values[:, first:last], weight).transpose(0, 1)  # (key, head, d)
+        size = len(values) * (last - first) * width
+        made = made if made.numel() >= size else y.new_empty(size)
+        sources = made[:size].view(len(values), last - first, width)
+        sources = torch.bmm(values[:, first:last], weight, out=sources).transpose(0, 1)  # (key, head, d)
         # Under a causal mask no query before the block's first key sees any of them.
         begin = first % (weights.shape[1] // y.shape[0]) if causal else 0
         for row in range(begin, n_query, rows):
