@@ -9,6 +9,7 @@ import csv
 import io
 import os
 import random
+import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,22 @@ def mrpc_sentences() -> list[str]:
 
 def snli_sentences() -> list[str]:
     return [s for name in ("s1.dev", "s2.dev") for s in dict.fromkeys(_lines(DATA / "esnli-dev-test" / name))]
+
+
+def more_sentences() -> list[str]:
+    """Sentences of film reviews, news, explanations, opinions and grammar examples, without labels."""
+    found = [s for review, _ in imdb().train for s in re.split(r"(?<=[.!?])\s+", review)]
+    with zipfile.ZipFile(DATA / "movie-reviews-2000/movie_reviews.zip") as archive:
+        for name in sorted(n for n in archive.namelist() if n.endswith(".txt")):
+            found += io.TextIOWrapper(archive.open(name), "latin-1").read().split("\n")  # a sentence a line
+    found += [text for text, _ in agnews().test] + [text for text, _ in _label_first(DATA / "mpqa/mpqa.all")]
+    for path in sorted((DATA / "esnli-dev-test").glob("*.*")):
+        if path.stem not in ("SOURCE", "labels"):
+            found += _lines(path)
+    found += [line.split("\t")[-1] for line in _lines(DATA / "cola/train.tsv")]
+    plain = _lines(DATA / "agreement-gulordava-linzen/linzen_testset/subj_agr_filtered.text")
+    found += [line.removesuffix("<eos>") for line in map(str.strip, plain)]
+    return [one for text in found if 2 < len((one := " ".join(text.split())).split()) < 80]
 
 
 def present() -> bool:

@@ -58,6 +58,7 @@ def jobs() -> Iterator[dict[str, Any]]:
                 if size == STANDARD_SIZE:
                     continue  # that is `concat` itself
                 yield {"data": name, "variant": "concat", "key_size": size, "layers": 1, "seed": seed}
+    for seed in SEEDS:
         for variant in VARIANTS:
             yield {"data": "agreement", "variant": variant, "key_size": None, "layers": 2, "seed": seed}
 
