@@ -255,7 +255,7 @@ def unread() -> Iterator[None]:
 def fallback(trace: Trace, tokens: int) -> float:
     """Seconds for every direction through the model's own forward mode, from those of `tokens` input tokens."""
     with unfolded():
-        sweep = hta_module._prepare(trace, trace.model, trace.of(), 2 * 10**9)  # type: ignore[arg-type]
+        sweep = hta_module._prepare(trace, trace.model, trace.of(), 2 * 10**9, 0)  # type: ignore[arg-type]
         n, width = trace.of().layers[0].block_input.shape
         size = hta_module._columns(sweep, n, width, 2 * 10**9)
         eye = torch.eye(width)

@@ -58,9 +58,6 @@ def jobs() -> Iterator[dict[str, Any]]:
                 if size == STANDARD_SIZE:
                     continue  # that is `concat` itself
                 yield {"data": name, "variant": "concat", "key_size": size, "layers": 1, "seed": seed}
-    for seed in SEEDS:
-        for variant in VARIANTS:
-            yield {"data": "agreement", "variant": variant, "key_size": None, "layers": 2, "seed": seed}
 
 
 def key_of(job: dict[str, Any]) -> str:
@@ -161,7 +158,7 @@ def write() -> None:
         "| data | seeds | " + " | ".join(VARIANTS) + " |",
         "|---|---|" + "---|" * len(VARIANTS),
     ]
-    tasks = [(name, 1) for name in BUDGETS] + [("agreement", 2)]
+    tasks = [(name, 1) for name in BUDGETS]
     for name, layers in tasks:
         cells = []
         seeds = 0

@@ -33,7 +33,7 @@ Zoo = Callable[..., Trace]
         ("mpnet", "folded", 1e-10),  # relative positions added to the scores; its scale is tried
         ("falcon", "folded", 1e-7),
         ("granite", "folded", 1e-7),  # the embeddings are handed to the rotary positions first
-        ("deberta-v2", "jvp", 1e-10),  # positions enter the scores through the queries
+        ("deberta-v2", "folded", 1e-10),  # its encoder gives out every state once more at the end
     ],
 )
 def test_equal_to_a_backward_loop(zoo: Zoo, family: str, way: str, close: float) -> None:
@@ -48,6 +48,30 @@ def test_equal_to_a_backward_loop(zoo: Zoo, family: str, way: str, close: float)
     assert torch.allclose(mixed.values[:, rows], slow / slow.sum(-1, keepdim=True), atol=close, rtol=0)
     if trace.of().name == "decoder":
         assert bool((mixed.values.triu(1) == 0).all())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_positions_in_queries_and_keys(shared: bool) -> None:
+    """DeBERTa's scores: q·k, q·(position of the key) and k·(position of the query)."""
+    from transformers import DebertaV2Config, DebertaV2Model
+
+    torch.manual_seed(0)
+    config = DebertaV2Config(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=40,
+        relative_attention=True, position_buckets=4, pos_att_type=["p2c", "c2p"], position_biased_input=False,
+        share_att_key=shared, norm_rel_ebd="layer_norm", max_position_embeddings=32,
+    )  # fmt: skip
+    model = DebertaV2Model(config).double().eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    ids = torch.randint(1, 50, (1, 9))
+    trace = whence.trace(whence.Model(model), {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    assert isinstance(trace, Trace)
+    mixed = whence.hidden_token_attribution(trace, "exact")
+    assert "folded" in mixed.provenance.settings["way"]
+    slow = backward(trace, [0, 4, 8])
+    assert torch.allclose(mixed.extra["squared"].sqrt()[:, [0, 4, 8]], slow, atol=1e-9 * float(slow.max()), rtol=0)
 
 
 def test_a_row_of_minilm(minilm_path: Path) -> None:

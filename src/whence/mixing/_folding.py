@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from whence.loading import Model
+from whence.mixing._pairs import Moved
 from whence.mixing._scores import Cap, Scores
 from whence.reading.feedforward import FeedForward, Reading, times
 from whence.reading.norms import Norm
@@ -48,6 +49,7 @@ class Fold:
     heads: Tensor  # values, (head, n, d_v)
     outputs: Tensor  # (head, n, d_v)
     query: Tensor  # (n, d, head · d_v): ∂q_j/∂r_j · Cov_j, the query's own part of δz
+    pairs: Tensor | None = None  # (head, n, n, d_k): what δk_m meets in row j, where that is not the query alone
 
     def read(self, tangent: Tensor, at: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
         """(position, c, d) → δk, δv of these positions, each (position, c, head, …)."""
@@ -72,7 +74,11 @@ class Fold:
         else:
             key, value = (x[:, 0] for x in self.read(tangent[:, None], source))
         weights = self.attention[:, :, source]  # (head, n, c)
-        scores = torch.einsum("hid,chd->hic", self.queries, key) * self.reacting[:, :, source]
+        if self.pairs is None:
+            scores = torch.einsum("hid,chd->hic", self.queries, key)
+        else:
+            scores = torch.einsum("hicd,chd->hic", self.pairs[:, :, source], key)
+        scores = scores * self.reacting[:, :, source]
         mixed = weights[..., None] * value.transpose(0, 1)[:, None]  # (head, n, c, d_v)
         mixed = mixed + scores[..., None] * (self.heads[:, source][:, None] - self.outputs[:, :, None])
         mixed = mixed.permute(1, 2, 0, 3)  # (n, c, head, d_v)
@@ -87,8 +93,13 @@ class Fold:
         n, columns, _ = tangent.shape
         key, value = self.read(tangent)
         count, size = self.heads.shape[0], self.heads.shape[2]
-        flat_key = key.permute(2, 3, 0, 1).reshape(count, -1, n * columns)
-        weights = torch.bmm(self.queries, flat_key).view(count, n, n, columns)
+        if self.pairs is None:
+            flat_key = key.permute(2, 3, 0, 1).reshape(count, -1, n * columns)
+            weights = torch.bmm(self.queries, flat_key).view(count, n, n, columns)
+        else:
+            # One product per key, written where row and key are the outer axes.
+            met = torch.matmul(self.pairs.transpose(1, 2), key.permute(2, 0, 3, 1))  # (head, key, query, c)
+            weights = met.transpose(1, 2).contiguous()
         weights.mul_(self.reacting[..., None])
         # One product gives Σ_m w_m v_m and Σ_m w_m: the values with a row of ones below them.
         lifted = torch.cat([self.heads, self.heads.new_ones(count, n, 1)], dim=-1).transpose(1, 2)
@@ -107,7 +118,9 @@ class Fold:
     @property
     def bytes(self) -> int:
         return sum(
-            t.numel() * t.element_size() for t in (self.across, self.outward, self.keys, self.values, self.query)
+            t.numel() * t.element_size()
+            for t in (self.across, self.outward, self.keys, self.values, self.query, self.pairs)
+            if t is not None
         )
 
 
@@ -170,6 +183,7 @@ def fold_read(layer: Layer, reading: Reading, scores: Scores) -> Fold:
         layer.values,
         layer.outputs,
         query,
+        scores.by_key,
     )
 
 
@@ -221,12 +235,16 @@ def _slope(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def _covariance(layer: Layer, scores: Scores) -> Tensor:
-    """(n, head, d_k, d_v): s Σ_m A_jm f′ k_m (v_m − z_j)ᵀ."""
-    attention, k, v, z = (t.to(layer.block_input) for t in (scores.reacting, layer.keys, layer.values, layer.outputs))
-    seen = v.new_empty(attention.shape[1], attention.shape[0], k.shape[2], v.shape[2])
+    """(n, head, d_k, d_v): s Σ_m A_jm f′ k_m (v_m − z_j)ᵀ, with κ_jm for k_m where the scores are of pairs."""
+    attention, v, z = (t.to(layer.block_input) for t in (scores.reacting, layer.values, layer.outputs))
+    k = (layer.keys if scores.by_query is None else scores.by_query).to(layer.block_input)
+    seen = v.new_empty(attention.shape[1], attention.shape[0], k.shape[-1], v.shape[2])
     for head in range(attention.shape[0]):
-        seen[:, head] = torch.matmul(k[head].T, attention[head][:, :, None] * v[head])
-    mean_key = torch.bmm(attention, k).transpose(0, 1)
+        seen[:, head] = torch.matmul(k[head].transpose(-1, -2), attention[head][:, :, None] * v[head])
+    if scores.by_query is None:
+        mean_key = torch.bmm(attention, k).transpose(0, 1)
+    else:
+        mean_key = torch.matmul(attention[:, :, None], k)[:, :, 0].transpose(0, 1)
     return scores.scale * (seen - mean_key[..., None] * z.transpose(0, 1)[:, :, None])
 
 
@@ -278,6 +296,22 @@ class Runner:
 
         states, parts = _pushed(function, tangents)
         return states, parts
+
+    def reactions(self, tangents: Tensor) -> list[Moved]:
+        """Directions (c, n, d) at every block's input: how its queries, keys and weights move."""
+
+        def function(step: Tensor) -> list[Moved]:
+            changes: dict[Handle, Change] = {}
+            for i, site in enumerate(self.sites):
+                start = block_handles(site)[0]
+                changes[start] = _then(changes.get(start), self._put(i, step))
+            tap = Tap(edits=self._held(None), keep=lambda _: frozenset({"queries", "keys", "attention"}))
+            self._replay(len(step), changes, tap)
+            calls = [tap.calls[site.number] for site in self.sites]
+            return [(call.query, call.key, call.weights) for call in calls]  # type: ignore[misc]
+
+        made: list[Moved] = _pushed(function, tangents)
+        return made
 
     def outward(self, tangents: Tensor) -> list[Tensor]:
         """Directions (c, head, n, d_v) at every block's head outputs, its input held → block outputs (c, n, d)."""
@@ -350,8 +384,36 @@ def _pushed(function: Callable[[Tensor], Any], tangents: Tensor) -> Any:
     return tree_map(lambda t: t[:, 0], made)
 
 
-def fold_run(runner: Runner, scores: list[Scores], chunk: int = 64) -> list[Fold]:
-    """The matrices of every block from the model's own forward mode: one direction at all positions at once."""
+@dataclass(frozen=True)
+class Loose:
+    """One block cut loose: ∂o/∂r with the head outputs held, ∂o/∂z, and how its queries, keys and values move with r.
+
+    across (n, d, d), outward (n, head·d_v, d), maps (n, d, head · size) each.
+    """
+
+    across: Tensor
+    outward: Tensor
+    maps: tuple[Tensor, Tensor, Tensor]
+
+    def fold(self, layer: Layer, scores: Scores) -> Fold:
+        """Joined with how the scores react."""
+        dtype, count = layer.block_input.dtype, layer.outputs.shape[0]
+        asked, key, value = self.maps
+        per_head = asked.unflatten(-1, (count, -1)).transpose(1, 2)  # (n, head, d, d_k)
+        query = torch.matmul(per_head, _covariance(layer, scores)).transpose(1, 2).flatten(2)
+        folded = torch.baddbmm(self.across, query, self.outward)
+        attention, reacting, queries, heads, outputs = (
+            t.to(dtype)
+            for t in (layer.attention, scores.reacting, layer.queries * scores.scale, layer.values, layer.outputs)
+        )
+        return Fold(
+            folded, self.outward, key, value, None, layer.block_input, attention, reacting, queries, heads, outputs,
+            query, scores.by_key,
+        )  # fmt: skip
+
+
+def cut_loose(runner: Runner, chunk: int = 64) -> list[Loose]:
+    """Every block from the model's own forward mode: one direction at all positions at once."""
     layers = runner.layers
     n, width = layers[0].block_input.shape
     dtype = layers[0].block_input.dtype
@@ -371,17 +433,11 @@ def fold_run(runner: Runner, scores: list[Scores], chunk: int = 64) -> list[Fold
     for first in range(0, count * size, chunk):
         for i, state in enumerate(runner.outward(unit[first : first + chunk].expand(-1, -1, n, -1))):
             outward[i].append(state.transpose(0, 1))
-    folds = []
-    for i, layer in enumerate(layers):
-        asked, key, value = (torch.cat(m, dim=1) for m in maps[i])
-        onward = torch.cat(outward[i], 1)
-        per_head = asked.unflatten(-1, (count, -1)).transpose(1, 2)  # (n, head, d, d_k)
-        query = torch.matmul(per_head, _covariance(layer, scores[i])).transpose(1, 2).flatten(2)
-        folded = torch.baddbmm(torch.cat(across[i], 1), query, onward)
-        heads = (layer.attention, scores[i].reacting, layer.queries * scores[i].scale, layer.values, layer.outputs)
-        inner = (layer.block_input, *(t.to(dtype) for t in heads), query)
-        folds.append(Fold(folded, onward, key, value, None, *inner))
-    return folds
+    made = []
+    for block, moved, out in zip(across, maps, outward, strict=True):
+        asked, key, value = (torch.cat(m, dim=1) for m in moved)
+        made.append(Loose(torch.cat(block, 1), torch.cat(out, 1), (asked, key, value)))
+    return made
 
 
-__all__ = ["Fold", "Runner", "fold_read", "fold_run", "norm_tangent"]
+__all__ = ["Fold", "Loose", "Runner", "cut_loose", "fold_read", "norm_tangent"]

@@ -23,10 +23,15 @@ Cap = tuple[float, float]
 
 @dataclass(frozen=True)
 class Scores:
-    """The factor s, and A ⊙ f′, (head, query, key)."""
+    """The factor s, and A ⊙ f′, (head, query, key).
+
+    by_query, by_key (head, query, key, d_k): κ and χ of `whence.mixing._pairs`, in place of the keys and the queries.
+    """
 
     scale: float
     reacting: Tensor
+    by_query: Tensor | None = None
+    by_key: Tensor | None = None
 
 
 def candidates(layers: tuple[Layer, ...], caps: list[Cap | None]) -> Iterator[list[Scores]]:

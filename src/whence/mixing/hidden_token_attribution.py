@@ -20,8 +20,9 @@ from torch import Tensor
 
 from whence.errors import InputError, ModelError, WiringError
 from whence.loading import Model
-from whence.mixing._folding import Fold, Runner, fold_read, fold_run, norm_tangent
-from whence.mixing._scores import Cap, candidates
+from whence.mixing._folding import Fold, Loose, Runner, cut_loose, fold_read, norm_tangent
+from whence.mixing._pairs import paired_scores
+from whence.mixing._scores import Cap, Scores, candidates
 from whence.mixing.budget import as_bytes
 from whence.mixing.mixture import Mixture, check_rows
 from whence.mixing.progress import Progress, bar
@@ -106,7 +107,7 @@ def hidden_token_attribution(
     count = width if mode == "exact" else min(probes, width)
     budget = as_bytes(memory)
     chosen = trace.with_model(model)
-    sweep = _prepare(trace, chosen, stack, budget)
+    sweep = _prepare(trace, chosen, stack, budget, count)
     before = _embedding_norm(trace, chosen, stack) if embeddings == "before" else None
     first, second = _squared(sweep, n, width, count, mode, seed, of == "heads", before, budget, progress)
     mean, error = _estimate(first, second, count, width)
@@ -189,11 +190,11 @@ def _stack(trace: Trace, attention: str | None) -> Stack:
     return stack
 
 
-def _prepare(trace: Trace, model: Model, stack: Stack, budget: int) -> _Sweep:
+def _prepare(trace: Trace, model: Model, stack: Stack, budget: int, count: int) -> _Sweep:
     proof = prove_model(model, Prepared(dict(trace.inputs), trace.tokens))
     runner = Runner(model, proof, dict(trace.inputs), proof.of(stack.name)[: len(stack)], stack.layers)
     way = ""
-    for folds, way in _folds(trace, model, proof, stack, runner, budget):
+    for folds, way in _folds(trace, model, proof, stack, runner, budget, count):
         if not folds:
             break
         sweep = _Sweep(stack, runner, tuple(folds), "folded forward mode")
@@ -217,7 +218,7 @@ def _miss(sweep: _Sweep) -> float:
 
 
 def _folds(
-    trace: Trace, model: Model, proof: Proof, stack: Stack, runner: Runner, budget: int
+    trace: Trace, model: Model, proof: Proof, stack: Stack, runner: Runner, budget: int, count: int
 ) -> Iterator[tuple[list[Fold], str]]:
     """The blocks' matrices, for each way that the scores may react; none, and why, where there are none."""
     layer = stack.layers[0]
@@ -241,16 +242,28 @@ def _folds(
         yield [], f"folded matrices would take {needed / 1e9:.1f} GB of the {budget / 1e9:.1f} GB allowed"
         return
     caps: list[Cap | None] = [None] * len(stack) if all(each.keys_proved for each in stack) else runner.caps()
-    for scores in candidates(stack.layers, caps):
+    loose: list[Loose] = []
+    for scores in _ways(stack, runner, caps, count):
         if plain:
             yield [fold_read(each, r, s) for each, r, s in zip(stack, read, scores, strict=True)], ""
             continue
         try:
-            folds = fold_run(runner, scores)
+            loose = loose or cut_loose(runner)
         except (RuntimeError, NotImplementedError) as problem:
             yield [], f"forward mode block by block failed: {' '.join(str(problem).split())[:100]}"
             return
-        yield folds, ""
+        yield [block.fold(each, s) for block, each, s in zip(loose, stack, scores, strict=True)], ""
+
+
+def _ways(stack: Stack, runner: Runner, caps: list[Cap | None], count: int) -> Iterator[list[Scores]]:
+    """How the scores may react: to queries and keys alone, else pair by pair."""
+    yield from candidates(stack.layers, caps)
+    if count <= 2 * stack.layers[0].queries.shape[-1]:
+        return  # with so few directions a token, finding the pairs costs more than it saves
+    try:
+        yield paired_scores(stack.layers, runner.reactions)
+    except (RuntimeError, NotImplementedError):
+        return  # no forward mode block by block: the model's own, all through, is tried next and says why
 
 
 def _squared(

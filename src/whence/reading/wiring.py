@@ -305,21 +305,28 @@ def _uses(found: _Sum) -> tuple[int, int]:
 def find_handle(tape: Tape, node: Node, around: tuple[int, int] | None = None) -> Handle | None:
     """A module's input or output that is this very tensor (or the same numbers in the same layout).
 
-    `around`: first and last of the operations that read it. A module's output, or the input of a module that holds them
-    all, is preferred to one that is only handed the tensor on the side (rotary positions are, to know its dtype).
+    Without `around`, the place where it is seen first: later ones may come after something was put in its place.
+    `around`: first and last of the operations that read it. The output of a module that has ended by then, or the input of
+    a module that holds them all, is preferred to one that is only handed the tensor on the side (rotary positions are,
+    to know its dtype) and to one that gives it out once more when all is done (an encoder, with its hidden states).
     """
     same = {id(n) for n in (*origins(node), *closure(node))}
-    aside: Handle | None = None
-    for call in tape.calls:
+    seen: list[tuple[tuple[int, int, int], Handle]] = []
+    for order, call in enumerate(tape.calls):
         for side, entries in (("in", call.inputs), ("out", call.outputs)):
             for path, entry in entries:
                 if id(entry) in same and entry.value.dim() >= 2 and entry.value.shape[-1] == node.value.shape[-1]:
-                    onward = around is None or side == "out" or (call.begin <= around[0] and around[1] < call.end)
+                    holds = around is not None and call.begin <= around[0] and around[1] < call.end
+                    onward = around is None or (call.end <= around[0] if side == "out" else holds)
                     handle = Handle(call.name, call.number, side, path, entry.frozen is not None, onward)
-                    if onward:
+                    if onward and around is not None:
                         return handle
-                    aside = aside or handle
-    return aside
+                    # Of modules that end together the inner ones, which began last, end first.
+                    when = (call.begin, 1, order) if side == "in" else (call.end, 0, -order)
+                    seen.append((when, handle))
+    if not seen:
+        return None
+    return seen[0][1] if around is not None else min(seen, key=lambda place: place[0])[1]
 
 
 def block_output(site: Op, found: Found) -> Node | None:
