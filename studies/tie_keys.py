@@ -41,6 +41,11 @@ RUNS: dict[str, dict[str, Any]] = {
         "steps": 4500, "tokens": 512, "learning_rate": 3e-4, "embedding_weight": 20.0, "seed": 2,
         "start": "30 minutes more", "more": True,
     },
+    # Goes on from the third, on short texts only, where neighbours are counted.
+    "20 minutes more, on short texts": {
+        "steps": 2000, "tokens": 512, "learning_rate": 3e-4, "embedding_weight": 20.0, "seed": 3, "max_length": 128,
+        "start": "45 minutes more, on more texts", "more": True,
+    },
 }  # fmt: skip
 HELD_OUT = 2000
 
