@@ -201,14 +201,47 @@ def write() -> None:
             "budget ≥ .90 at 256 tokens and ≥ 72 % of nearest neighbours kept; linear probes within 1.5 points."
         ),
     ]
+    parts += ["", _verdict()]
     for name in RUNS:
         folder = folder_of(name)
         if not (folder / "result.json").exists():
-            parts += ["", f"## {name}", "", "Not run."]
+            parts += ["", f"## Budget: {name}", "", _short(folder)]
             continue
         parts += section(name, json.loads((folder / "result.json").read_text()), folder)
     PAGE.parent.mkdir(parents=True, exist_ok=True)
     PAGE.write_text("\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _verdict() -> str:
+    """The best of all budgets, computed from what they measured."""
+    found = {}
+    for name in RUNS:
+        kept = folder_of(name) / "model" / "fidelity.json"
+        if kept.exists():
+            found[name] = json.loads(kept.read_text(encoding="utf-8"))["after"]["lengths"][0]
+    if not found:
+        return "Nothing was run yet."
+    best = max(found, key=lambda name: float(found[name]["neighbours_kept"]))
+    share = 100 * found[best]["neighbours_kept"]
+    return (
+        f"Most neighbours kept, after “{best}”: {share:.1f} %, "
+        + ("as asked." if share >= 72 else "short of the 72 % asked for.")
+        + " Each budget comes on top of the one before."
+    )
+
+
+def _short(folder: Path) -> str:
+    """A run that was stopped after the held-out sentences were measured, before everything else."""
+    kept = folder / "model" / "fidelity.json"
+    if not kept.exists():
+        return "Not run."
+    after = json.loads(kept.read_text(encoding="utf-8"))["after"]
+    line = after["lengths"][0]
+    probes = ", ".join(f"{task} {100 * (b - a):+.1f}" for task, (a, b) in after["probes"].items())
+    return (
+        f"Held-out sentences only: embedding cosine {line['embedding_cosine']:.3f}, "
+        f"{100 * line['neighbours_kept']:.0f} % of neighbours kept; linear probes {probes}."
+    )
 
 
 def section(name: str, data: dict[str, Any], folder: Path) -> list[str]:
@@ -226,7 +259,8 @@ def section(name: str, data: dict[str, Any], folder: Path) -> list[str]:
             f"{data['settings']['texts']:,} texts."
         ),
         "",
-        "Closed form → distilled, on the held-out sentences:",
+        ("Closed form" if data["settings"].get("start") is None else "Start")
+        + " → distilled, on the held-out sentences:",
         "",
         fidelity_table(lines(data["before"]["lengths"]), lines(data["after"]["lengths"])),
         "",
