@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from whence.attention.overview import Overview
     from whence.reading.trace import Trace
 
-EXACT = 8.0  # seconds for the report's exact intervals: enough for 128 tokens on two cores, and nobody waits for long
+EXACT = 4.0  # seconds for the exact intervals of the report: what is not solved by then says so, and nobody waits long
 Text = Annotated[str, typer.Argument(metavar="TEXT", help="The text; - reads it from standard input.")]
 
 

@@ -25,8 +25,9 @@ from whence.reading.trace import Layer
 WEIGHTS = 16
 """How many of a row's weights are solved: those that the page draws unless told to draw all."""
 
-WHOLE = 128
-"""Up to so many tokens every row of the listed heads is exact, however long it takes (about ten seconds on two cores)."""
+WHOLE = 512
+"""Up to so many tokens every row of the listed heads is exact, however long it takes (on two cores about ten seconds at
+128 tokens, minutes at 512)."""
 
 SECONDS = 15.0
 """For longer texts, unless told otherwise."""

@@ -81,7 +81,7 @@ def report(
             attribution); None: ALTI, norms and rollout.
         attributions: names of `whence.attribute` methods for the prediction of a model with a head; None: quick ones.
         budget: seconds for the exact intervals of the listed heads, the three to read and the three not to. None:
-            every row of a text of up to 128 tokens, 15 seconds for a longer one; math.inf: every row, however long it
+            every row of a text of up to 512 tokens, 15 seconds for a longer one; math.inf: every row, however long it
             takes. The page says of each row whether its intervals are exact; the listed rows always are.
         token_identifiability: a result of that measure, to draw its curves.
         overviews: overviews computed before, by stack.
