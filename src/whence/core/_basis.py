@@ -70,13 +70,13 @@ class Basis:
     spread: Tensor
 
 
-def _factor(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def inverse_cholesky(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """L⁻¹, ‖L⁻¹‖_F and whether the Cholesky factorisation went through; the identity where it did not."""
     lower, info = torch.linalg.cholesky_ex(gram)
     good = info == 0
     if not bool(good.all()):
         # `solve_triangular` on a broken factor would spread NaN: put the identity in before solving.
-        lower = torch.where(good[:, None, None], lower, torch.eye(gram.shape[-1], dtype=gram.dtype))
+        lower = torch.where(good[..., None, None], lower, torch.eye(gram.shape[-1], dtype=gram.dtype))
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype).expand(gram.shape)
     inverse = torch.linalg.solve_triangular(lower, eye, upper=False)
     return inverse, torch.linalg.vector_norm(inverse, dim=(-2, -1)), good
@@ -114,7 +114,7 @@ def _independent_rows(values: Tensor, valid: Tensor, eps: float, simplex: bool, 
         rows, real = helmert_rows(rows, real)
     rows = rows / norm.clamp(min=torch.finfo(torch.float64).tiny)[:, None, None]
     gram = rows @ rows.mT + torch.diag_embed((~real).to(rows.dtype))
-    _, size, good = _factor(gram)
+    _, size, good = inverse_cholesky(gram)
     # The padded diagonal adds one to ‖L⁻¹‖² for each row that is not there.
     size = (size.square() - (~real).sum(-1)).clamp(min=0).sqrt()
     # Half the tolerance, so that rounding in the bound cannot turn the decision.
@@ -158,7 +158,7 @@ def column_basis(
         index = torch.arange(units) if everything else many.nonzero().squeeze(-1)
         v = body if everything else body[index]
         gram = v.mT @ v
-        inverse, size, good = _factor(gram)
+        inverse, size, good = inverse_cholesky(gram)
         # ‖L‖_F² = trace of the Gram matrix.
         kappa = gram.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt() * size
         longest = torch.clamp(count[index], min=width).to(torch.float64)
@@ -167,7 +167,7 @@ def column_basis(
         again = good & (kappa.square() * EPS64 > refine)
         if bool(again.any()):
             some = again.nonzero().squeeze(-1)
-            second, _, fine = _factor(basis[some].mT @ basis[some])
+            second, _, fine = inverse_cholesky(basis[some].mT @ basis[some])
             basis[some] = basis[some] @ second.mT
             inverse[some] = second @ inverse[some]
             good[some] &= fine

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.core._basis import helmert_rows, rank_eps, unit_scale
+from whence.core._basis import helmert_rows, inverse_cholesky, rank_eps, unit_scale
 from whence.core._checks import Constraint, broadcast
 from whence.core._early import early_prefixes
 
@@ -113,7 +113,6 @@ def causal_blocks(plan: CausalPlan) -> Iterator[Block]:
     norm = scaled.square().sum(-1).cumsum(-1).sqrt()  # ‖V‖_F of every prefix, ≥ σ_max
     mean = scaled.cumsum(-2) / count.clamp(min=1).unsqueeze(-1) if simplex else None
     updates = helmert_rows(scaled, real)[0] if simplex else scaled
-    eye = torch.eye(width, dtype=torch.float64)
     past = updates[..., : max(0, plan.first + shift), :]
     gram = past.mT @ past
     stop = plan.first
@@ -122,12 +121,7 @@ def causal_blocks(plan: CausalPlan) -> Iterator[Block]:
         start, stop = stop, min(stop + (_BLOCK if stop > plan.first else _FIRST_BLOCK), plan.n_query)
         base, end = start + shift, stop + shift
         fresh = updates[..., base:end, :]
-        lower, info = torch.linalg.cholesky_ex(gram)
-        good = info == 0
-        if not bool(good.all()):
-            lower = torch.where(good[..., None, None], lower, eye)
-        inverse = torch.linalg.solve_triangular(lower, eye.expand(lower.shape), upper=False)
-        size = torch.linalg.vector_norm(inverse, dim=(-2, -1))
+        inverse, size, good = inverse_cholesky(gram)
         spread = size * gram.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
         gram = gram + fresh.mT @ fresh
         good &= (spread < plan.limit) & (size * norm[..., end - 1] * max(end, width) * plan.eps < 0.5)

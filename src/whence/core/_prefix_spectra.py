@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.core._basis import CHOLESKY_LIMIT, helmert_rows
+from whence.core._basis import CHOLESKY_LIMIT, helmert_rows, inverse_cholesky
 from whence.core._bracketed_spectra import NAMES, PrefixGrams, PrefixSpectra, solve_between
 from whence.core._early import inverse_factors
 
@@ -162,17 +162,12 @@ def _blocks(
     G_i⁻¹ = L⁻ᵀ(I − W_≤i W_≤iᵀ)L⁻¹ with L that of the block's start.
     """
     units, m, width = rows.shape
-    eye = torch.eye(width, dtype=torch.float64)
     gram = rows[:, :width].mT @ rows[:, :width]
     stop = width
     while stop < m:
         start, stop = stop, min(stop + (_BLOCK if stop > width else _FIRST_BLOCK), m)
         fresh = rows[:, start:stop]
-        lower, info = torch.linalg.cholesky_ex(gram)
-        good = info == 0
-        lower = torch.where(good[:, None, None], lower, eye)
-        inverse = torch.linalg.solve_triangular(lower, eye.expand(lower.shape), upper=False)
-        size = torch.linalg.vector_norm(inverse, dim=(-2, -1))
+        inverse, size, good = inverse_cholesky(gram)
         spread = size * gram.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
         good &= (spread < CHOLESKY_LIMIT) & (size * threshold[:, stop - 1] < 0.5)
         # A nearly singular head would make U huge; zero keeps its (unused) numbers finite.
