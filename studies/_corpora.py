@@ -130,5 +130,12 @@ def more_sentences() -> list[str]:
     return [one for text in found if 2 < len((one := " ".join(text.split())).split()) < 80]
 
 
+def still_more_sentences() -> list[str]:
+    """News passages (RTE) and phrases of film reviews (the training part of GLUE's SST-2), without labels."""
+    found = [text for line in _lines(DATA / "rte/train.tsv")[1:] for text in line.split("\t")[1:3]]
+    found += [line.split("\t")[0] for line in _lines(DATA / "sst2-glue/train.tsv")[1:]]
+    return [one for text in found if 2 < len((one := " ".join(text.split())).split()) < 200]
+
+
 def present() -> bool:
     return DATA.is_dir()

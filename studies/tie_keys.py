@@ -41,6 +41,11 @@ RUNS: dict[str, dict[str, Any]] = {
         "steps": 4500, "tokens": 512, "learning_rate": 3e-4, "embedding_weight": 20.0, "seed": 2,
         "start": "30 minutes more", "more": True,
     },
+    # Goes on from the third, much longer, on every text there is.
+    "100 minutes more, on all texts": {
+        "steps": 12000, "tokens": 512, "learning_rate": 4e-4, "embedding_weight": 20.0, "seed": 4,
+        "start": "45 minutes more, on more texts", "more": True, "all": True,
+    },
     # Goes on from the third, on short texts only, where neighbours are counted.
     "20 minutes more, on short texts": {
         "steps": 2000, "tokens": 512, "learning_rate": 3e-4, "embedding_weight": 20.0, "seed": 3, "max_length": 128,
@@ -54,7 +59,7 @@ def folder_of(name: str) -> Path:
     return FOLDER / name.replace(",", "").replace(" ", "-")
 
 
-def texts(more: bool = False) -> tuple[list[str], list[str], list[Probe]]:
+def texts(more: bool = False, everything: bool = False) -> tuple[list[str], list[str], list[Probe]]:
     """Texts to distil on, texts to measure on (2,000 sentences, then 500 long reviews), and the probes.
 
     Data sets overlap, in other spellings too: a sentence is measured only if no text to distil on has the same letters
@@ -76,7 +81,8 @@ def texts(more: bool = False) -> tuple[list[str], list[str], list[Probe]]:
     if more:
         # The texts that are measured stay the same: what has their letters is left out here.
         known = seen | {_letters(text) for text in [*sentences, *long]}
-        fit += [text for text in dict.fromkeys(corpora.more_sentences()) if _letters(text) not in known]
+        found = corpora.more_sentences() + (corpora.still_more_sentences() if everything else [])
+        fit += [text for text in dict.fromkeys(found) if _letters(text) not in known]
     return fit, [*held_out, *long], [Probe(task.name, task.train, task.test) for task in sets]
 
 
@@ -92,7 +98,7 @@ def run(name: str) -> None:
     if (folder / "result.json").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
-    fit, measured, probes = texts(more=settings.pop("more", False))
+    fit, measured, probes = texts(settings.pop("more", False), settings.pop("all", False))
     sentences, long = measured[:HELD_OUT], measured[HELD_OUT:]
     begun = time.process_time()
 

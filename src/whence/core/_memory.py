@@ -1,4 +1,4 @@
-"""Fresh memory for large results.
+"""Memory for large results: fresh pages, and matrices turned on their side.
 
 A result of 72 heads at 512 tokens is 75 MB. Touching it for the first time in 4 KB pages costs more than computing it
 (29 of 40 ms measured for the last product), so on Linux the kernel is asked for 2 MB pages. It is only advice: where
@@ -42,4 +42,29 @@ def stacked(tensors: list[Tensor]) -> Tensor:
     """torch.stack into fresh memory."""
     out = fresh(tensors[0], len(tensors), *tensors[0].shape)
     torch.stack(tensors, out=out)
+    return out
+
+
+_TURNED = 1 << 14  # numbers in a matrix from which on the way there matters
+
+
+def turned(matrices: Tensor, out: Tensor | None = None) -> Tensor:
+    """(…, a, b) → (…, b, a), laid out anew: `matrices.mT.contiguous()`, twice as fast where rows are powers of two.
+
+    Such rows all fall on the same few lines of the processor's cache. Each matrix is first put where rows are an odd
+    number of lines apart.
+
+    >>> bool((turned(torch.arange(6.0).view(2, 3)) == torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]])).all())
+    True
+    """
+    rows, width = matrices.shape[-2:]
+    if out is None:
+        out = matrices.new_empty(*matrices.shape[:-2], width, rows)
+    if rows * width < _TURNED or matrices.device.type != "cpu":
+        return out.copy_(matrices.mT)
+    line = max(1, 64 // matrices.element_size())
+    lines = -(-width // line) | 1
+    apart = matrices.new_empty(rows, lines * line)[:, :width]
+    for given, made in zip(matrices.reshape(-1, rows, width), out.view(-1, width, rows), strict=True):
+        made.copy_(apart.copy_(given).mT)
     return out

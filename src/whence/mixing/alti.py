@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from whence.core._memory import turned
 from whence.mixing.decomposition import Decomposition
 
 _BLOCK = 1 << 18  # numbers worked on at a time: 1 MB in float32, so that they stay in the processor's cache
@@ -35,14 +36,13 @@ def closeness(split: Decomposition, distance: str = "l1") -> Tensor:
     weights = split.by_key
     out = _sums(weights, split.values_by_key, split.weight, y, split.causal, distance)  # (sequence · key, query)
     if distance == "l1":
-        linear = torch.zeros_like(out)  # Σ_d T
-        for head, total in zip(weights, split.values_by_key @ split.weight.sum(-1, keepdim=True), strict=True):
-            linear.addcmul_(head, total)
-        out = out.mul_(-2).add_(linear).view(y.shape[0], -1, y.shape[1]).add_((y.abs() + y).sum(-1)[:, None])
+        totals = split.values_by_key @ split.weight.sum(-1, keepdim=True)  # (head, sequence · key, 1): Σ_d U
+        linear = torch.bmm(totals.permute(1, 2, 0), weights.transpose(0, 1))[:, 0]  # Σ_d T
+        out = linear.sub_(out, alpha=2).view(y.shape[0], -1, y.shape[1]).add_((y.abs() + y).sum(-1)[:, None])
     else:
         out = y.norm(dim=-1)[:, None] - out.sqrt_().view(y.shape[0], -1, y.shape[1])
-    closer = out.transpose(1, 2)
-    closer = (closer if split.scale is None else closer * split.scale.view(*y.shape[:2], 1)).contiguous()
+    closer = turned(out)
+    closer = closer if split.scale is None else closer.mul_(split.scale.view(*y.shape[:2], 1))
     closer = closer if scaled.dim() == 3 else closer[0]
     if split.causal:
         closer = closer.tril_()  # what is not seen contributes exactly nothing

@@ -24,7 +24,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from whence.core._memory import fresh
+from whence.core._memory import fresh, turned
 from whence.errors import InputError, WiringError
 from whence.reading.norms import Norm
 from whence.reading.trace import Layer
@@ -79,8 +79,7 @@ class Decomposition:
         out = _scratch(shared, attention, heads, count * keys, queries)
         limits = torch.finfo(out.dtype)
         for head in range(heads):  # one at a time, so that it is still in the cache when it is cleaned
-            for made, given in zip(out[head].view(count, keys, queries), attention[:, head], strict=True):
-                made.copy_(given.T)  # matrix by matrix: torch transposes nothing else as fast
+            turned(attention[:, head], out=out[head].view(count, keys, queries))
             torch.hardshrink(out[head], limits.tiny / limits.eps, out=out[head])
         if shared is not None:
             shared.laid_out = (self.attention, out)

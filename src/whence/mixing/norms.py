@@ -6,12 +6,15 @@ Kobayashi et al., "Attention is Not Only a Weight" (EMNLP 2020): ‖Σ_h A^h_ij 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from whence.core._memory import turned
 from whence.mixing.decomposition import Decomposition
 
-_KEYS = 32  # keys worked on together: their vectors stay in the processor's cache
+_KEYS, _FEW = 64, 32  # keys factorised, and keys multiplied, together: their vectors stay in the processor's cache
 _APART = 1e-2  # a head is apart from those before it if this much of its squared length is
 
 
@@ -23,16 +26,15 @@ def part_norms(split: Decomposition, *, residual: bool = True) -> Tensor:
     """
     weights, values = split.by_key, split.values_by_key  # (head, sequence · key, query or d_v)
     lengths = split.state.new_empty(weights.shape[1:])
-    buffer = split.state.new_empty(_KEYS, len(weights), weights.shape[2])
-    for key in range(0, weights.shape[1], _KEYS):
-        at = slice(key, key + _KEYS)
-        factors = _factor(torch.bmm(values[:, at], split.weight))  # (key, head, head)
+    buffer = split.state.new_empty(_FEW, len(weights), weights.shape[2])
+    for key, factors in enumerate(_factors(values, split.weight).split(_FEW)):
+        at = slice(key * _FEW, key * _FEW + len(factors))
         part = buffer[: len(factors), : factors.shape[1]]
         torch.bmm(factors, weights[:, at].transpose(0, 1), out=part)
         torch.sum(part.square_(), dim=1, out=lengths[at])
     shape = split.state.shape[:-1]
-    lengths = lengths.sqrt_().view(*shape[:-1], -1, shape[-1]).transpose(-1, -2)
-    lengths = lengths.contiguous() if split.scale is None else lengths * split.scale
+    lengths = turned(lengths.sqrt_().view(*shape[:-1], -1, shape[-1]))
+    lengths = lengths if split.scale is None else lengths.mul_(split.scale)
     if split.causal:
         lengths = lengths.tril_()
     if not residual:
@@ -44,26 +46,40 @@ def part_norms(split: Decomposition, *, residual: bool = True) -> Tensor:
     return lengths
 
 
-def _factor(sources: Tensor) -> Tensor:
-    """(head, key, d) → (key, ·, head) R with RᵀR = U Uᵀ.
+def _factors(values: Tensor, weight: Tensor) -> Tensor:
+    """(head, key, d_v) and (head, d_v, d) → (key, ·, head): R with RᵀR = U Uᵀ for every key.
 
     float64: by QR, which squares nothing. float32: Cholesky of the Gram matrix, which is as good unless heads nearly
     cancel; keys where they might are worked on in float64, which is good to all of float32's digits whatever they do.
     """
-    if sources.dtype == torch.float64:
-        upper: Tensor = torch.linalg.qr(sources.permute(1, 2, 0), mode="r").R
-        return upper
-    by_key = sources.transpose(0, 1)
-    gram = torch.bmm(by_key, by_key.transpose(1, 2))
+    heads, keys, _ = values.shape
+    if values.dtype == torch.float64:
+        return torch.cat([torch.linalg.qr(u.permute(1, 2, 0), mode="r").R for _, u in _sources(values, weight)])
+    gram = values.new_empty(keys, heads, heads)
+    for at, sources in _sources(values, weight):
+        by_key = sources.transpose(0, 1)
+        torch.bmm(by_key, by_key.transpose(1, 2), out=gram[at])
     lengths = torch.diagonal(gram, dim1=1, dim2=2)
-    factor: Tensor
-    factor, info = torch.linalg.cholesky_ex(gram, upper=True)
+    factors: Tensor
+    factors, info = torch.linalg.cholesky_ex(gram, upper=True)
     # A pivot is what a head adds to those before it: rounding is ~1e-6 of its whole length.
-    pivots = torch.diagonal(factor, dim1=1, dim2=2).square()
+    pivots = torch.diagonal(factors, dim1=1, dim2=2).square()
     doubtful = (info != 0) | ~(pivots > _APART * lengths).all(-1)
     if bool(doubtful.any()):
-        factor[doubtful] = _fine_factor(by_key[doubtful].to(torch.float64)).to(factor.dtype)
-    return factor
+        fine = _sources(values[:, doubtful].to(torch.float64), weight.to(torch.float64))
+        factors[doubtful] = torch.cat([_fine_factor(u.transpose(0, 1)) for _, u in fine]).to(factors.dtype)
+    return factors
+
+
+def _sources(values: Tensor, weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Some keys at a time, which ones and their U (head, key, d); the next ones are put in the same memory."""
+    heads, keys, _ = values.shape
+    memory = values.new_empty(heads * min(keys, _KEYS) * weight.shape[2])
+    for key in range(0, keys, _KEYS):
+        some = values[:, key : key + _KEYS]
+        shape = (heads, some.shape[1], weight.shape[2])
+        out = memory[: torch.Size(shape).numel()].view(shape)
+        yield slice(key, key + some.shape[1]), torch.bmm(some, weight, out=out)
 
 
 def _fine_factor(sources: Tensor) -> Tensor:

@@ -88,7 +88,9 @@ def distil(
 ) -> History:
     """Train `tied` in place. With `checkpoint`, a file written every so many steps from which a stopped run goes on."""
     parameters = [p for p in tied.parameters() if p.requires_grad]
-    optimiser = torch.optim.AdamW(parameters, lr=schedule.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
+    optimiser = torch.optim.AdamW(
+        parameters, lr=schedule.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
+    )
     history = History()
     start = _resume(checkpoint, tied, optimiser, history, schedule)
     tied.eval()  # no dropout: the original's states are exact targets
