@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.mixing._folding import _keeping, _then
+from whence.mixing._forward_mode import _keeping, _then
 from whence.reading.attach import accepted
 from whence.reading.proof import proof_of
 from whence.reading.replay import block_handles, touching

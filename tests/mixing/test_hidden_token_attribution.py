@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import scipy.stats
@@ -11,8 +13,9 @@ import torch
 
 import whence
 from tests.mixing.mixing_oracle import backward
-from whence.errors import InputError, WiringError
+from whence.errors import InputError, ModelError, WiringError
 from whence.mixing import hidden_token_attribution as module
+from whence.mixing._custom import opened
 from whence.mixing._folding import norm_tangent
 from whence.mixing.hidden_token_attribution import HiddenTokenAttribution
 from whence.mixing.local_vs_global import correlation, divergence, ranks
@@ -33,6 +36,7 @@ Zoo = Callable[..., Trace]
         ("mpnet", "folded", 1e-10),  # relative positions added to the scores; its scale is tried
         ("falcon", "folded", 1e-7),
         ("granite", "folded", 1e-7),  # the embeddings are handed to the rotary positions first
+        ("bloom", "folded", 1e-6),  # its activation has no forward mode, and a backward with rounded constants
         ("deberta-v2", "folded", 1e-10),  # its encoder gives out every state once more at the end
     ],
 )
@@ -72,6 +76,79 @@ def test_positions_in_queries_and_keys(shared: bool) -> None:
     assert "folded" in mixed.provenance.settings["way"]
     slow = backward(trace, [0, 4, 8])
     assert torch.allclose(mixed.extra["squared"].sqrt()[:, [0, 4, 8]], slow, atol=1e-9 * float(slow.max()), rtol=0)
+
+
+class _Own(torch.autograd.Function):
+    """tanh with a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(x)
+        ctx.save_for_backward(y)
+        ctx.note = "kept"
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (y,) = ctx.saved_tensors
+        return grad * (1 - y.square())
+
+
+class _StraightThrough(_Own):
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return grad
+
+
+class _Activation(torch.nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("folded", [True, False])
+def test_operations_with_a_backward_of_their_own(folded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Followed through what they compute, if that is what their backward says; refused if it is not."""
+    from conformance.zoo import build
+
+    if not folded:
+        monkeypatch.setattr(module, "_folds", lambda *_: iter([([], "switched off")]))
+    specimen = build("bert")
+    model = specimen.model.double()
+
+    def attributed(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        for name, part in model.named_modules():
+            if name.endswith("intermediate"):
+                part.intermediate_act_fn = _Activation(function)
+        trace = whence.trace(whence.Model(model), dict(specimen.inputs))
+        return whence.hidden_token_attribution(trace if isinstance(trace, Trace) else trace[0], "exact").values
+
+    assert torch.allclose(attributed(lambda x: _Own.apply(x)), attributed(torch.tanh), atol=1e-9, rtol=0)
+    with pytest.raises(ModelError, match=r"_StraightThrough.*not the derivative"):
+        attributed(lambda x: _StraightThrough.apply(x))
+
+
+def test_opened_operations_are_closed_again() -> None:
+    x = torch.tensor([0.5], requires_grad=True)
+    with opened() as seen:
+        assert float(torch.func.jvp(_StraightThrough.apply, (x.detach(),), (torch.ones(1),))[1]) == pytest.approx(
+            0.78645, abs=1e-5
+        )
+        elsewhere: list[float] = []
+        other = threading.Thread(target=lambda: elsewhere.append(float(_grad(x))))
+        other.start()
+        other.join()
+    assert [name.rpartition(".")[2] for name in seen] == ["_StraightThrough"]
+    assert elsewhere == [1.0]  # other threads have the operation as it is
+    assert float(_grad(x)) == 1.0
+    assert "_apply" not in str(torch.autograd.Function.__dict__["apply"])
+
+
+def _grad(x: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(_StraightThrough.apply(x).sum(), x)[0]
 
 
 def test_a_row_of_minilm(minilm_path: Path) -> None:

@@ -13,24 +13,17 @@ mode, all positions and layers at once, with every block cut loose from the one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
-from whence.loading import Model
-from whence.mixing._pairs import Moved
-from whence.mixing._scores import Cap, Scores
+from whence.mixing._forward_mode import Runner
+from whence.mixing._scores import Scores
 from whence.reading.feedforward import FeedForward, Reading, times
 from whence.reading.norms import Norm
-from whence.reading.proof import Proof, Site
-from whence.reading.replay import Change, block_handles, repeated, replay
-from whence.reading.tap import Edit, Tap
 from whence.reading.trace import Layer
-from whence.reading.wiring import Handle
 
 
 @dataclass(frozen=True)
@@ -249,142 +242,6 @@ def _covariance(layer: Layer, scores: Scores) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Runner:
-    """Forward mode through the model itself, on one sequence: the fallback, and the source of unread blocks' matrices."""
-
-    model: Model
-    proof: Proof
-    inputs: Mapping[str, Tensor]
-    sites: tuple[Site, ...]
-    layers: tuple[Layer, ...]
-
-    def _put(self, i: int, step: Tensor | None) -> Change:
-        """The block's input put back to what it was, with the direction added where there is one."""
-        constant = self.layers[i].block_input[None]
-        return lambda t: constant.to(t).expand_as(t) if step is None else constant.to(t) + step
-
-    def through(self, tangents: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Directions (c, n, d) at the embeddings → (block outputs (c, n, d), head outputs (c, head, n, d_v)) by layer."""
-
-        def function(step: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-            outputs: dict[int, Tensor] = {}
-            changes = self._watching(outputs)
-            start = block_handles(self.sites[0])[0]
-            changes[start] = _then(changes.get(start), lambda t: t + step)
-            tap = Tap(keep=lambda _: frozenset({"outputs"}))
-            self._replay(len(step), changes, tap)
-            calls = [tap.calls[site.number].output for site in self.sites]
-            return [outputs[i] for i in range(len(self.sites))], calls
-
-        states, heads = _pushed(function, tangents)
-        return states, heads
-
-    def cut(self, tangents: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
-        """Directions (c, n, d) at every block's input, head outputs held: block outputs, and queries, keys, values."""
-
-        def function(step: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
-            outputs: dict[int, Tensor] = {}
-            changes = self._watching(outputs)
-            for i, site in enumerate(self.sites):
-                start = block_handles(site)[0]
-                changes[start] = _then(changes.get(start), self._put(i, step))
-            tap = Tap(edits=self._held(None), keep=lambda _: frozenset({"queries", "keys", "values"}))
-            self._replay(len(step), changes, tap)
-            calls = [tap.calls[site.number] for site in self.sites]
-            parts = [(call.query, call.key, call.value) for call in calls]
-            return [outputs[i] for i in range(len(self.sites))], parts  # type: ignore[return-value]
-
-        states, parts = _pushed(function, tangents)
-        return states, parts
-
-    def reactions(self, tangents: Tensor) -> list[Moved]:
-        """Directions (c, n, d) at every block's input: how its queries, keys and weights move."""
-
-        def function(step: Tensor) -> list[Moved]:
-            changes: dict[Handle, Change] = {}
-            for i, site in enumerate(self.sites):
-                start = block_handles(site)[0]
-                changes[start] = _then(changes.get(start), self._put(i, step))
-            tap = Tap(edits=self._held(None), keep=lambda _: frozenset({"queries", "keys", "attention"}))
-            self._replay(len(step), changes, tap)
-            calls = [tap.calls[site.number] for site in self.sites]
-            return [(call.query, call.key, call.weights) for call in calls]  # type: ignore[misc]
-
-        made: list[Moved] = _pushed(function, tangents)
-        return made
-
-    def outward(self, tangents: Tensor) -> list[Tensor]:
-        """Directions (c, head, n, d_v) at every block's head outputs, its input held → block outputs (c, n, d)."""
-
-        def function(step: Tensor) -> list[Tensor]:
-            outputs: dict[int, Tensor] = {}
-            changes = self._watching(outputs)
-            for i, site in enumerate(self.sites):
-                start = block_handles(site)[0]
-                changes[start] = _then(changes.get(start), self._put(i, None))
-            tap = Tap(edits=self._held(step), keep=lambda _: frozenset())
-            self._replay(len(step), changes, tap)
-            return [outputs[i] for i in range(len(self.sites))]
-
-        made: list[Tensor] = _pushed(function, tangents)
-        return made
-
-    def caps(self) -> list[Cap | None]:
-        """The soft cap on each layer's scores, where there is one."""
-        tap = Tap(keep=lambda _: frozenset())
-        self._replay(1, {}, tap)
-        return [tap.calls[site.number].cap for site in self.sites]
-
-    def _replay(self, size: int, changes: Mapping[Handle, Change], tap: Tap) -> None:
-        replay(self.model, self.proof, repeated(self.inputs, size), size, changes, tap=tap)
-
-    def _watching(self, outputs: dict[int, Tensor]) -> dict[Handle, Change]:
-        changes: dict[Handle, Change] = {}
-        for i, site in enumerate(self.sites):
-            end = block_handles(site)[1]
-            changes[end] = _then(changes.get(end), _keeping(outputs, i))
-        return changes
-
-    def _held(self, step: Tensor | None) -> dict[int, list[Edit]]:
-        """Head outputs put back to what they were, with the direction added where there is one."""
-
-        def hold(i: int) -> Callable[[Tensor], Tensor]:
-            constant = self.layers[i].outputs[None]
-            return lambda z: constant.to(z).expand_as(z) if step is None else constant.to(z) + step
-
-        return {site.number: [Edit(output=hold(i))] for i, site in enumerate(self.sites)}
-
-
-def _keeping(outputs: dict[int, Tensor], i: int) -> Change:
-    """Note the tensor down under `i`, the first time it comes by."""
-    return lambda tensor: outputs.setdefault(i, tensor)
-
-
-def _then(before: Change | None, after: Change) -> Change:
-    return after if before is None else lambda t: after(before(t))
-
-
-def _pushed(function: Callable[[Tensor], Any], tangents: Tensor) -> Any:
-    """The derivative of `function` at 0 along each tangent (c, …), c first in every result.
-
-    Directions are mapped over with the model's own numbers computed once. Where the model, or the way it is overheard,
-    looks at its numbers to decide what to do, or writes into what it was given, that is not possible: the sequence is
-    then repeated in a batch.
-    """
-
-    def along(tangent: Tensor) -> Any:
-        return torch.func.jvp(function, (torch.zeros_like(tangent),), (tangent,))[1]
-
-    try:
-        made = torch.func.vmap(along)(tangents[:, None])
-    except RuntimeError as problem:
-        if "setup_context" in str(problem):  # no forward mode at all
-            raise
-        return along(tangents)
-    return tree_map(lambda t: t[:, 0], made)
-
-
-@dataclass(frozen=True)
 class Loose:
     """One block cut loose: ∂o/∂r with the head outputs held, ∂o/∂z, and how its queries, keys and values move with r.
 
@@ -440,4 +297,4 @@ def cut_loose(runner: Runner, chunk: int = 64) -> list[Loose]:
     return made
 
 
-__all__ = ["Fold", "Loose", "Runner", "cut_loose", "fold_read", "norm_tangent"]
+__all__ = ["Fold", "Loose", "cut_loose", "fold_read", "norm_tangent"]

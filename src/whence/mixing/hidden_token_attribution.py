@@ -20,7 +20,8 @@ from torch import Tensor
 
 from whence.errors import InputError, ModelError, WiringError
 from whence.loading import Model
-from whence.mixing._folding import Fold, Loose, Runner, cut_loose, fold_read, norm_tangent
+from whence.mixing._folding import Fold, Loose, cut_loose, fold_read, norm_tangent
+from whence.mixing._forward_mode import Runner
 from whence.mixing._pairs import paired_scores
 from whence.mixing._scores import Cap, Scores, candidates
 from whence.mixing.budget import as_bytes
@@ -200,9 +201,29 @@ def _prepare(trace: Trace, model: Model, stack: Stack, budget: int, count: int) 
         sweep = _Sweep(stack, runner, tuple(folds), "folded forward mode")
         worst = _miss(sweep)
         if worst <= AGREE[stack.layers[0].block_input.dtype]:
+            _refuse_other_backward(runner)
             return sweep
         way = f"folded matrices miss the model by {worst:.0e}"
-    return _Sweep(stack, runner, (), f"torch.func.jvp ({way})")
+    sweep = _Sweep(stack, runner, (), f"torch.func.jvp ({way})")
+    if not runner.custom:  # one direction, to see whether the model has operations without a forward mode
+        for _ in _run(sweep, torch.zeros(1, stack.layers[0].block_input.shape[1]), torch.tensor([0]), False):
+            pass
+    _refuse_other_backward(runner)
+    return sweep
+
+
+def _refuse_other_backward(runner: Runner) -> None:
+    """Operations that bring a backward of their own must mean by it what their forward computes."""
+    if not runner.custom:
+        return
+    tolerance = AGREE.get(runner.layers[0].block_input.dtype, 1e-2)
+    missed = runner.backward_misses()
+    if not missed <= tolerance:
+        raise ModelError(
+            f"{runner.model.name} has operations with a backward pass of their own ({', '.join(sorted(runner.custom))}), and "
+            f"it is not the derivative of what they compute: the two differ by {missed:.1e}. Which of them attribution "
+            "should follow is not for whence to choose."
+        )
 
 
 def _miss(sweep: _Sweep) -> float:

@@ -79,8 +79,10 @@ class AttentionMode(TorchFunctionMode):
             )
         elif func in _MATMUL and len(args) == 2 and args[0].dim() >= 3 and args[1].dim() >= 3:
             self._keep_score(result, args[0], args[1])
-        elif func in _BADDBMM and len(args) >= 3:
-            self._keep_score(result, args[1], args[2])
+        elif func in _BADDBMM:
+            left, right = (args[i] if len(args) > i else kwargs.get(f"batch{i}") for i in (1, 2))
+            if isinstance(left, Tensor) and isinstance(right, Tensor):
+                self._keep_score(result, left, right)
         else:
             self._pass_on(_name(func), args, result)
         return result
