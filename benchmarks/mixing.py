@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 import whence
-import whence.mixing.hidden_token_attribution as hta_module
+import whence.mixing._sweep as sweeping
 from whence.mixing.contributions import contributions
 from whence.reading.trace import Layer, Trace
 
@@ -231,33 +231,33 @@ def backward_loop(model: whence.Model, n: int, sample: int) -> float:
 @contextmanager
 def unfolded() -> Iterator[None]:
     """whence as it treats a model whose blocks it cannot fold."""
-    kept = hta_module._folds
-    hta_module._folds = lambda *_: iter([([], "switched off")])  # type: ignore[assignment]
+    kept = sweeping._folds
+    sweeping._folds = lambda *_: iter([([], "switched off")])  # type: ignore[assignment]
     try:
         yield
     finally:
-        hta_module._folds = kept
+        sweeping._folds = kept
 
 
 @contextmanager
 def unread() -> Iterator[None]:
     """whence as it treats a model whose blocks it cannot write down: folded from the model's own forward mode."""
-    kept = hta_module.read_blocks
-    hta_module.read_blocks = lambda *args: {  # type: ignore[assignment]
+    kept = sweeping.read_blocks
+    sweeping.read_blocks = lambda *args: {  # type: ignore[assignment]
         place: replace(reading, maps=None) for place, reading in kept(*args).items()
     }
     try:
         yield
     finally:
-        hta_module.read_blocks = kept
+        sweeping.read_blocks = kept
 
 
 def fallback(trace: Trace, tokens: int) -> float:
     """Seconds for every direction through the model's own forward mode, from those of `tokens` input tokens."""
     with unfolded():
-        sweep = hta_module._prepare(trace, trace.model, trace.of(), 2 * 10**9, 0)  # type: ignore[arg-type]
+        sweep = sweeping.prepare(trace, trace.model, trace.of(), 2 * 10**9, 0)  # type: ignore[arg-type]
         n, width = trace.of().layers[0].block_input.shape
-        size = hta_module._columns(sweep, n, width, 2 * 10**9)
+        size = sweeping.columns(sweep, n, width, 2 * 10**9)
         eye = torch.eye(width)
 
         def some() -> None:

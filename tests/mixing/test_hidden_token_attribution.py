@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,11 @@ import torch
 import whence
 from tests.mixing.mixing_oracle import backward
 from whence.errors import InputError, ModelError, WiringError
+from whence.mixing import _sweep as sweeping
 from whence.mixing import hidden_token_attribution as module
 from whence.mixing._custom import opened
 from whence.mixing._folding import norm_tangent
+from whence.mixing._pairs import separating
 from whence.mixing.hidden_token_attribution import HiddenTokenAttribution
 from whence.mixing.local_vs_global import correlation, divergence, ranks
 from whence.reading.norms import Norm
@@ -115,7 +118,7 @@ def test_operations_with_a_backward_of_their_own(folded: bool, monkeypatch: pyte
     from conformance.zoo import build
 
     if not folded:
-        monkeypatch.setattr(module, "_folds", lambda *_: iter([([], "switched off")]))
+        monkeypatch.setattr(sweeping, "_folds", lambda *_: iter([([], "switched off")]))
     specimen = build("bert")
     model = specimen.model.double()
 
@@ -164,7 +167,7 @@ def test_heads_and_states_by_both_ways(zoo: Zoo, family: str, monkeypatch: pytes
     trace = zoo(family, torch.float64)
     folded = [whence.hidden_token_attribution(trace, "exact", of=of) for of in ("states", "heads")]
     assert folded[1].axes == ("layer", "head", "hidden", "input")
-    monkeypatch.setattr(module, "_folds", lambda *_: iter([([], "switched off")]))
+    monkeypatch.setattr(sweeping, "_folds", lambda *_: iter([([], "switched off")]))
     plain = [whence.hidden_token_attribution(trace, "exact", of=of) for of in ("states", "heads")]
     assert "switched off" in plain[0].provenance.settings["way"]
     for ours, theirs in zip(folded, plain, strict=True):
@@ -182,7 +185,7 @@ def test_a_wrong_folding_is_not_used(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) 
         fold = honest(layer, reading, scores)  # type: ignore[arg-type]
         return replace(fold, across=fold.across * 1.01)
 
-    monkeypatch.setattr(module, "fold_read", wrong)
+    monkeypatch.setattr(sweeping, "fold_read", wrong)
     mixed = whence.hidden_token_attribution(trace, "exact")
     assert "miss the model" in mixed.provenance.settings["way"]
     assert torch.allclose(mixed.values, right, atol=1e-10)
@@ -325,3 +328,11 @@ def test_ranks_and_divergence_at_the_edges() -> None:
     left, right = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
     assert abs(float(divergence(left, right)) - 0.6931472) < 1e-6
     assert float(divergence(left, left)) == 0
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 32, 64, 130])
+def test_every_two_tokens_are_told_apart(n: int) -> None:
+    member = separating(n)
+    apart = (member[:, None] & ~member[:, :, None]).any(0)  # [j, m]: a set with m and without j
+    assert bool((apart | torch.eye(n, dtype=torch.bool)).all())
+    assert len(member) <= max(2, 2 * math.ceil(math.log2(n + 1)))

@@ -2,20 +2,25 @@
 
     δS_jm = δq_j · κ_jm + δk_m · χ_jm
 
-holds for any scores that depend on the two tokens alone. κ and χ are found from the model's own forward mode: a
-direction at one token p moves row p through q_p and column p through k_p, and softmax gives δA = A ⊙ (δS − Σ A δS).
-In a row j ≠ p only S_jp moves, so δA_jp = A_jp (1 − A_jp) δk_p · χ_jp. In row p
+holds for any scores that depend on the two tokens alone. κ and χ are found from the model's own forward mode, which
+shows how the weights move: δ log A_jm = δS_jm − c_j with c_j = Σ_m A_jm δS_jm. Two steps:
 
-    δ log A_pm = δq_p · (κ_pm − κ̄_p) + δk_p · χ_pp ([m = p] − A_pp)
+1. A direction at the tokens of a set P only. In a row j outside P nothing moves but what P's keys bring: S_jm stands
+   still for m outside P, which gives c_j, and then δk_m · χ_jm for m in P. Sets are chosen so that for every two tokens one
+   set has the second and not the first: a few more than log₂ n of them will do (Sperner).
+2. A direction at all tokens. Without what step 1 explains, row j is left with
+   δq_j · (κ_jm − κ̄_j) + δk_j · χ_jj ([m = j] − A_jj), which is all that is needed, since a constant added to a row of κ
+   changes nothing.
 
-which is all that is needed, since a constant added to a row of κ changes nothing. Two d_k directions a token and a few
-to spare, for all heads and layers at once. Whether the scores are of that kind is told afterwards: the folding is
-proved against forward mode through the whole model.
+d_k directions a set and 2 d_k for the second step, and a few to spare, for all heads and layers at once. Whether the
+scores are of that kind is told afterwards: the folding is proved against forward mode through the whole model.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import combinations, islice
 
 import torch
 from torch import Tensor
@@ -27,7 +32,6 @@ Moved = tuple[Tensor, Tensor, Tensor]
 """δq, δk (c, head, n, d_k) and δA (c, head, n, n) of one layer."""
 
 _SPARE = 8
-_TOGETHER = 96  # directions followed at once: more only leave the cache
 
 
 def paired_scores(layers: tuple[Layer, ...], push: Callable[[Tensor], list[Moved]]) -> list[Scores]:
@@ -35,46 +39,91 @@ def paired_scores(layers: tuple[Layer, ...], push: Callable[[Tensor], list[Moved
     n, width = layers[0].block_input.shape
     size = max(layer.queries.shape[-1] for layer in layers)
     count = min(width, 2 * size + _SPARE)
-    generator = torch.Generator().manual_seed(2)
-    random = torch.randn(width, count, generator=generator, dtype=torch.float64)
+    random = torch.randn(width, count, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     directions = torch.linalg.qr(random).Q.T.to(layers[0].block_input)
-    kappa = [torch.zeros(*layer.attention.shape, layer.queries.shape[-1], dtype=torch.float64) for layer in layers]
-    chi = [torch.zeros_like(one) for one in kappa]
-    together = max(1, _TOGETHER // count)  # tokens
-    for first in range(0, n, together):
-        tokens = range(first, min(first + together, n))
-        placed = directions.new_zeros(len(tokens), count, n, width)
-        for i, p in enumerate(tokens):
-            placed[i, :, p] = directions
-        for layer, moved, k, x in zip(layers, push(placed.flatten(0, 1)), kappa, chi, strict=True):
-            query, key, weights = (t.double().unflatten(0, (len(tokens), count)) for t in moved)
-            for i, p in enumerate(tokens):
-                _solve(layer.attention.double(), query[i, :, :, p], key[i, :, :, p], weights[i], p, k, x)
+    found = [_Layer(layer) for layer in layers]
+    few = directions[: min(count, size + _SPARE)]
+    for tokens in separating(n):
+        for one, moved in zip(found, push(few[:, None] * tokens[:, None].to(few)), strict=True):
+            one.see_keys(moved, tokens)
+    for one, moved in zip(found, push(directions[:, None].expand(-1, n, -1)), strict=True):
+        one.see_queries(moved)
     dtype = layers[0].block_input.dtype
-    return [
-        Scores(1.0, layer.attention, k.to(dtype), x.to(dtype)) for layer, k, x in zip(layers, kappa, chi, strict=True)
-    ]
+    return [Scores(1.0, one.layer.attention, one.kappa.to(dtype), one.chi.to(dtype)) for one in found]
 
 
-def _solve(attention: Tensor, query: Tensor, key: Tensor, moved: Tensor, p: int, kappa: Tensor, chi: Tensor) -> None:
-    """Row p of κ and column p of χ. query, key (c, head, d_k): δ at p; moved (c, head, n, n): δA."""
-    size = query.shape[-1]
-    heads = attention.shape[0]
-    key = key.repeat_interleave(heads // key.shape[1], dim=1)
-    asked, answered = query.transpose(0, 1), key.transpose(0, 1)  # (head, c, d_k)
+def cost(layer: Layer, depth: int) -> tuple[int, int]:
+    """What `paired_scores` takes for `depth` layers like this one: directions followed, and bytes held at once."""
+    heads, n, _ = layer.attention.shape
+    size = layer.queries.shape[-1]
+    followed = len(separating(n)) * (size + _SPARE) + 2 * size + _SPARE
+    return followed, depth * heads * n * n * (2 * 8 * size + layer.attention.element_size() * (2 * size + _SPARE))
 
-    column = attention[:, :, p]
-    room = column * (1 - column)
-    scores = torch.where(room > 0, moved[..., p] / room.clamp(min=torch.finfo(room.dtype).tiny), 0.0)  # (c, head, j)
-    chi[:, :, p] = (torch.linalg.pinv(answered) @ scores.transpose(0, 1)).transpose(1, 2)
 
-    row = attention[:, p]
-    change = torch.where(row > 0, moved[:, :, p] / row.clamp(min=torch.finfo(row.dtype).tiny), 0.0)  # (c, head, m)
-    both = torch.linalg.pinv(torch.cat([asked, answered], -1)) @ change.transpose(0, 1)  # (head, 2 d_k, m)
-    kappa[:, p] = both[:, :size].transpose(1, 2)
-    own = both[:, size:]  # χ_pp ([m = p] − A_pp)
-    others = row.clone()
-    others[:, p] = 0
-    rest = others.sum(-1, keepdim=True)
-    mean = (own * others[:, None]).sum(-1) / rest.clamp(min=torch.finfo(row.dtype).tiny)
-    chi[:, p, p] = torch.where(rest > 0, own[..., p] - mean, 0.0)
+def separating(n: int) -> Tensor:
+    """(set, token): for any two tokens j ≠ m some set has m and not j. No token's list of sets holds another's.
+
+    >>> separating(6).shape
+    torch.Size([4, 6])
+    """
+    sets = next(t for t in range(1, n + 2) if math.comb(t, t // 2) >= n)
+    member = torch.zeros(sets, n, dtype=torch.bool)
+    for token, own in enumerate(islice(combinations(range(sets), sets // 2), n)):
+        member[list(own), token] = True
+    return member
+
+
+class _Layer:
+    """κ and χ of one layer, (head, n, n, d_k) each, as they become known."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self.attention = layer.attention.double()
+        self.kappa = torch.zeros(*layer.attention.shape, layer.queries.shape[-1], dtype=torch.float64)
+        self.chi = torch.zeros_like(self.kappa)
+        self._known = torch.eye(self.attention.shape[-1], dtype=torch.bool)  # the diagonal comes last
+
+    def see_keys(self, moved: Moved, tokens: Tensor) -> None:
+        """Step 1, directions at `tokens` (n): χ_jm for j outside them and m among them."""
+        new = tokens[None] & ~tokens[:, None] & ~self._known
+        if not bool(new.any()):
+            return
+        key, change = self._keys(moved[1]), self._change(moved[2])  # (head, n, c, d_k), (head, j, c, m)
+        still = torch.where(tokens, 0.0, self.attention)  # what c_j is told from
+        mean = (change * still[:, :, None]).sum(-1, keepdim=True) / _above_zero(still.sum(-1))[..., None, None]
+        scores = (change - mean).permute(0, 3, 2, 1)  # (head, m, c, j): δS
+        found = (torch.linalg.pinv(key) @ scores).permute(0, 3, 1, 2)  # (head, j, m, d_k)
+        self.chi = torch.where(new[..., None], found, self.chi)
+        self._known |= new
+
+    def see_queries(self, moved: Moved) -> None:
+        """Step 2, directions at all tokens: κ, and the diagonal of χ."""
+        query, key, change = moved[0].double().permute(1, 2, 0, 3), self._keys(moved[1]), self._change(moved[2])
+        brought = torch.einsum("hmcd,hjmd->hjcm", key, self.chi)  # δk_m · χ_jm; nothing on the diagonal yet
+        change = change - brought + (brought * self.attention[:, :, None]).sum(-1, keepdim=True)
+        change = torch.where(self.attention[:, :, None] > 0, change, 0.0)
+        both = torch.linalg.pinv(torch.cat([query, key], -1)) @ change  # (head, j, 2 d_k, m)
+        size = query.shape[-1]
+        self.kappa = both[:, :, :size].transpose(2, 3).contiguous()
+        own = both[:, :, size:]  # χ_jj ([m = j] − A_jj)
+        others = self.attention.clone()
+        torch.diagonal(others, dim1=1, dim2=2).zero_()
+        rest = others.sum(-1, keepdim=True)
+        mean = (own * others[:, :, None]).sum(-1) / _above_zero(rest)
+        at = torch.diagonal(own, dim1=1, dim2=3).transpose(1, 2)  # (head, j, d_k)
+        torch.diagonal(self.chi, dim1=1, dim2=2).copy_(torch.where(rest > 0, at - mean, 0.0).transpose(1, 2))
+
+    def _keys(self, key: Tensor) -> Tensor:
+        """δk by (query) head: (head, n, c, d_k)."""
+        key = key.double().permute(1, 2, 0, 3)
+        return key.repeat_interleave(len(self.attention) // len(key), dim=0)
+
+    def _change(self, weights: Tensor) -> Tensor:
+        """δ log A, (head, j, c, m); 0 where there is no weight."""
+        weights = weights.double().permute(1, 2, 0, 3)
+        attention = self.attention[:, :, None]
+        return torch.where(attention > 0, weights / _above_zero(attention), 0.0)
+
+
+def _above_zero(x: Tensor) -> Tensor:
+    return x.clamp(min=torch.finfo(x.dtype).tiny)

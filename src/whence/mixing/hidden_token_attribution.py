@@ -11,35 +11,26 @@ estimate of ‖J‖_F² (Hutchinson); the standard errors of the shares follow b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from whence.errors import InputError, ModelError, WiringError
+from whence.errors import InputError, WiringError
 from whence.loading import Model
-from whence.mixing._folding import Fold, Loose, cut_loose, fold_read, norm_tangent
-from whence.mixing._forward_mode import Runner
-from whence.mixing._pairs import paired_scores
-from whence.mixing._scores import Cap, Scores, candidates
+from whence.mixing._folding import norm_tangent
+from whence.mixing._sweep import Sweep, columns, prepare, run
 from whence.mixing.budget import as_bytes
 from whence.mixing.mixture import Mixture, check_rows
 from whence.mixing.progress import Progress, bar
-from whence.reading.feedforward import read_blocks
-from whence.reading.inputs import Prepared
 from whence.reading.norms import Norm, recognise
-from whence.reading.proof import Proof
-from whence.reading.run import on_device, prove_model
+from whence.reading.run import on_device
 from whence.reading.tape import deviation
 from whence.reading.trace import Stack, Trace
 
 EXACT_LENGTH = 24
 """Up to this many tokens mode="auto" is exact: beyond, probes."""
-
-AGREE = {torch.float64: 1e-6, torch.float32: 1e-4}
-"""How close folded matrices must come to the model's own forward mode on random directions, relative."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +99,7 @@ def hidden_token_attribution(
     count = width if mode == "exact" else min(probes, width)
     budget = as_bytes(memory)
     chosen = trace.with_model(model)
-    sweep = _prepare(trace, chosen, stack, budget, count)
+    sweep = prepare(trace, chosen, stack, budget, count)
     before = _embedding_norm(trace, chosen, stack) if embeddings == "before" else None
     first, second = _squared(sweep, n, width, count, mode, seed, of == "heads", before, budget, progress)
     mean, error = _estimate(first, second, count, width)
@@ -139,42 +130,6 @@ def hidden_token_attribution(
     )
 
 
-# -- the sweep -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Sweep:
-    """Directions from the embeddings through every layer: folded, or by the model's own forward mode."""
-
-    stack: Stack
-    runner: Runner
-    folds: tuple[Fold, ...]
-    way: str
-
-    def __call__(self, tangents: Tensor, source: Tensor, heads: bool) -> Iterator[Tensor]:
-        """Directions (c, d) at one token each → by layer, (n, c, d), or (n, c, head, d_v) for heads."""
-        if self.folds and not heads:
-            moved = None
-            for fold in self.folds:
-                moved = fold.start(tangents, source)[0] if moved is None else fold(moved)[0]
-                yield moved
-            return
-        n = len(self.stack.tokens)
-        if self.folds:
-            moved = torch.zeros(n, *tangents.shape).to(tangents)
-            moved[source, torch.arange(len(source))] = tangents
-            for i, fold in enumerate(self.folds):
-                after, mixed = fold.start(tangents, source) if i == 0 else fold(moved)
-                yield mixed + fold.asked(moved)
-                moved = after
-            return
-        placed = torch.zeros(len(tangents), n, tangents.shape[1]).to(tangents)
-        placed[torch.arange(len(source)), source] = tangents
-        states, outputs = self.runner.through(placed)
-        for state, output in zip(states, outputs, strict=True):
-            yield output.permute(2, 0, 1, 3) if heads else state.transpose(0, 1)
-
-
 def _stack(trace: Trace, attention: str | None) -> Stack:
     stack = trace.of(attention)
     if stack.name == "cross" or (len(trace.stacks) > 1 and stack.name == "decoder"):
@@ -191,104 +146,8 @@ def _stack(trace: Trace, attention: str | None) -> Stack:
     return stack
 
 
-def _prepare(trace: Trace, model: Model, stack: Stack, budget: int, count: int) -> _Sweep:
-    proof = prove_model(model, Prepared(dict(trace.inputs), trace.tokens))
-    runner = Runner(model, proof, dict(trace.inputs), proof.of(stack.name)[: len(stack)], stack.layers)
-    way = ""
-    for folds, way in _folds(trace, model, proof, stack, runner, budget, count):
-        if not folds:
-            break
-        sweep = _Sweep(stack, runner, tuple(folds), "folded forward mode")
-        worst = _miss(sweep)
-        if worst <= AGREE[stack.layers[0].block_input.dtype]:
-            _refuse_other_backward(runner)
-            return sweep
-        way = f"folded matrices miss the model by {worst:.0e}"
-    sweep = _Sweep(stack, runner, (), f"torch.func.jvp ({way})")
-    if not runner.custom:  # one direction, to see whether the model has operations without a forward mode
-        for _ in _run(sweep, torch.zeros(1, stack.layers[0].block_input.shape[1]), torch.tensor([0]), False):
-            pass
-    _refuse_other_backward(runner)
-    return sweep
-
-
-def _refuse_other_backward(runner: Runner) -> None:
-    """Operations that bring a backward of their own must mean by it what their forward computes."""
-    if not runner.custom:
-        return
-    tolerance = AGREE.get(runner.layers[0].block_input.dtype, 1e-2)
-    missed = runner.backward_misses()
-    if not missed <= tolerance:
-        raise ModelError(
-            f"{runner.model.name} has operations with a backward pass of their own ({', '.join(sorted(runner.custom))}), and "
-            f"it is not the derivative of what they compute: the two differ by {missed:.1e}. Which of them attribution "
-            "should follow is not for whence to choose."
-        )
-
-
-def _miss(sweep: _Sweep) -> float:
-    """Proof of the folding: random directions, at two tokens, against forward mode through the model itself."""
-    stack = sweep.stack
-    n, width = stack.layers[0].block_input.shape
-    generator = torch.Generator().manual_seed(1)
-    tangents = torch.randn(2, width, generator=generator).to(stack.layers[0].block_input)
-    source = torch.tensor([0, n - 1])
-    plain = _Sweep(stack, sweep.runner, (), "")
-    pairs = zip(sweep(tangents, source, False), plain(tangents, source, False), strict=True)
-    return max(deviation(ours, theirs) for ours, theirs in pairs)
-
-
-def _folds(
-    trace: Trace, model: Model, proof: Proof, stack: Stack, runner: Runner, budget: int, count: int
-) -> Iterator[tuple[list[Fold], str]]:
-    """The blocks' matrices, for each way that the scores may react; none, and why, where there are none."""
-    layer = stack.layers[0]
-    if layer.block_input.dtype not in AGREE:
-        yield [], f"{layer.block_input.dtype} is too coarse to prove a folding in"
-        return
-    for each in stack:
-        if each.grouped_keys is None or each._queries is None or each.keys.shape[-1] != each.queries.shape[-1]:
-            yield [], f"layer {each.index}'s queries and keys are not known"
-            return
-        if each.attention.shape[1] != each.attention.shape[2] or each.outputs.shape != layer.outputs.shape:
-            yield [], "its layers differ in shape"
-            return
-    n, width = layer.block_input.shape
-    readings = read_blocks(model, proof, trace.inputs)
-    read = [readings[stack.name, each.index] for each in stack]
-    plain = all(r.feedforward is not None and r.maps is not None for r in read)
-    each_size = layer.block_input.element_size() * n * width * (width + layer.outputs.shape[0] * layer.outputs.shape[2])
-    needed = len(stack) * each_size * (1.5 if plain else 2.5)
-    if needed > 0.8 * budget:
-        yield [], f"folded matrices would take {needed / 1e9:.1f} GB of the {budget / 1e9:.1f} GB allowed"
-        return
-    caps: list[Cap | None] = [None] * len(stack) if all(each.keys_proved for each in stack) else runner.caps()
-    loose: list[Loose] = []
-    for scores in _ways(stack, runner, caps, count):
-        if plain:
-            yield [fold_read(each, r, s) for each, r, s in zip(stack, read, scores, strict=True)], ""
-            continue
-        try:
-            loose = loose or cut_loose(runner)
-        except (RuntimeError, NotImplementedError) as problem:
-            yield [], f"forward mode block by block failed: {' '.join(str(problem).split())[:100]}"
-            return
-        yield [block.fold(each, s) for block, each, s in zip(loose, stack, scores, strict=True)], ""
-
-
-def _ways(stack: Stack, runner: Runner, caps: list[Cap | None], count: int) -> Iterator[list[Scores]]:
-    """How the scores may react: to queries and keys alone, else pair by pair."""
-    yield from candidates(stack.layers, caps)
-    if count <= 2 * stack.layers[0].queries.shape[-1]:
-        return  # with so few directions a token, finding the pairs costs more than it saves
-    try:
-        yield paired_scores(stack.layers, runner.reactions)
-    except (RuntimeError, NotImplementedError):
-        return  # no forward mode block by block: the model's own, all through, is tried next and says why
-
-
 def _squared(
-    sweep: _Sweep,
+    sweep: Sweep,
     n: int,
     width: int,
     count: int,
@@ -304,7 +163,7 @@ def _squared(
     depth, dtype = len(sweep.stack), layer.block_input.dtype
     shape = (depth, layer.outputs.shape[0], n, n) if heads else (depth, n, n)
     first, second = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
-    size = _columns(sweep, n, width, budget)
+    size = columns(sweep, n, width, budget)
     generator = torch.Generator().manual_seed(seed)
     work = [(token, start, min(size, count - start)) for token in range(n) for start in range(0, count, size)]
     groups = _grouped(work, size)
@@ -323,7 +182,7 @@ def _squared(
             directions = torch.cat(tangents)
             if before is not None:
                 directions = norm_tangent(before[0], before[1][at], directions[:, None])[:, 0]
-            for i, moved in enumerate(_run(sweep, directions, at, heads)):
+            for i, moved in enumerate(run(sweep, directions, at, heads)):
                 square = moved.to(torch.float64).square().sum(-1) if moved.dtype == torch.float64 else _square(moved)
                 if heads:
                     square = square.permute(2, 0, 1)  # (head, n, c)
@@ -331,17 +190,6 @@ def _squared(
                 second[i].index_add_(-1, at, square.square())
             step()
     return first, second
-
-
-def _run(sweep: _Sweep, directions: Tensor, at: Tensor, heads: bool) -> Iterator[Tensor]:
-    try:
-        yield from sweep(directions, at, heads)
-    except (RuntimeError, NotImplementedError) as problem:
-        if sweep.folds:
-            raise
-        raise ModelError(
-            f"{sweep.runner.model.name} cannot be followed in forward mode: {' '.join(str(problem).split())[:200]}"
-        ) from problem
 
 
 def _square(moved: Tensor) -> Tensor:
@@ -355,20 +203,6 @@ def _directions(width: int, count: int, generator: torch.Generator) -> Tensor:
     q, r = torch.linalg.qr(torch.randn(width, count, generator=generator, dtype=torch.float64))
     rows: Tensor = (q * torch.diagonal(r).sign()).T
     return rows
-
-
-def _columns(sweep: _Sweep, n: int, width: int, budget: int) -> int:
-    """How many directions go through a layer at once within the budget."""
-    layer = sweep.stack.layers[0]
-    count, bytes_each = layer.outputs.shape[0], layer.block_input.element_size()
-    if sweep.folds:
-        left = budget - sum(fold.bytes for fold in sweep.folds)
-        each = bytes_each * (2 * count * n * n + 12 * n * width)
-        best = max(32, min(2**22 // (n * width), 2**22 // (count * n * n)))  # more at once only leave the cache
-    else:
-        left, best = budget, 256
-        each = bytes_each * (4 * count * n * n + 16 * n * width) * (len(sweep.stack) // 2 + 2)
-    return max(1, min(best, max(left, 0) // each))
 
 
 def _grouped(work: list[tuple[int, int, int]], size: int) -> list[list[tuple[int, int, int]]]:

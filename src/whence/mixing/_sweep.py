@@ -1,0 +1,185 @@
+"""The sweep: directions from the embeddings through every layer, the fastest way that is proved to be right.
+
+Folded (`whence.mixing._folding`) where the blocks can be; whichever way the scores may react is tried and compared with
+the model's own forward mode, which is what remains where none holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whence.errors import ModelError
+from whence.loading import Model
+from whence.mixing._folding import Fold, Loose, cut_loose, fold_read
+from whence.mixing._forward_mode import Runner
+from whence.mixing._pairs import cost, paired_scores
+from whence.mixing._scores import Cap, Scores, candidates
+from whence.reading.feedforward import read_blocks
+from whence.reading.inputs import Prepared
+from whence.reading.proof import Proof
+from whence.reading.run import prove_model
+from whence.reading.tape import deviation
+from whence.reading.trace import Stack, Trace
+
+AGREE = {torch.float64: 1e-6, torch.float32: 1e-4}
+"""How close folded matrices must come to the model's own forward mode on random directions, relative."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Directions from the embeddings through every layer: folded, or by the model's own forward mode."""
+
+    stack: Stack
+    runner: Runner
+    folds: tuple[Fold, ...]
+    way: str
+
+    def __call__(self, tangents: Tensor, source: Tensor, heads: bool) -> Iterator[Tensor]:
+        """Directions (c, d) at one token each → by layer, (n, c, d), or (n, c, head, d_v) for heads."""
+        if self.folds and not heads:
+            moved = None
+            for fold in self.folds:
+                moved = fold.start(tangents, source)[0] if moved is None else fold(moved)[0]
+                yield moved
+            return
+        n = len(self.stack.tokens)
+        if self.folds:
+            moved = torch.zeros(n, *tangents.shape).to(tangents)
+            moved[source, torch.arange(len(source))] = tangents
+            for i, fold in enumerate(self.folds):
+                after, mixed = fold.start(tangents, source) if i == 0 else fold(moved)
+                yield mixed + fold.asked(moved)
+                moved = after
+            return
+        placed = torch.zeros(len(tangents), n, tangents.shape[1]).to(tangents)
+        placed[torch.arange(len(source)), source] = tangents
+        states, outputs = self.runner.through(placed)
+        for state, output in zip(states, outputs, strict=True):
+            yield output.permute(2, 0, 1, 3) if heads else state.transpose(0, 1)
+
+
+def prepare(trace: Trace, model: Model, stack: Stack, budget: int, count: int) -> Sweep:
+    proof = prove_model(model, Prepared(dict(trace.inputs), trace.tokens))
+    runner = Runner(model, proof, dict(trace.inputs), proof.of(stack.name)[: len(stack)], stack.layers)
+    way = ""
+    for folds, way in _folds(trace, model, proof, stack, runner, budget, count):
+        if not folds:
+            break
+        sweep = Sweep(stack, runner, tuple(folds), "folded forward mode")
+        worst = _miss(sweep)
+        if worst <= AGREE[stack.layers[0].block_input.dtype]:
+            _refuse_other_backward(runner)
+            return sweep
+        way = f"folded matrices miss the model by {worst:.0e}"
+    sweep = Sweep(stack, runner, (), f"torch.func.jvp ({way})")
+    if not runner.custom:  # one direction, to see whether the model has operations without a forward mode
+        for _ in run(sweep, torch.zeros_like(stack.layers[0].block_input[:1]), torch.tensor([0]), False):
+            pass
+    _refuse_other_backward(runner)
+    return sweep
+
+
+def _refuse_other_backward(runner: Runner) -> None:
+    """Operations that bring a backward of their own must mean by it what their forward computes."""
+    if not runner.custom:
+        return
+    tolerance = AGREE.get(runner.layers[0].block_input.dtype, 1e-2)
+    missed = runner.backward_misses()
+    if not missed <= tolerance:
+        raise ModelError(
+            f"{runner.model.name} has operations with a backward pass of their own ({', '.join(sorted(runner.custom))}), and "
+            f"it is not the derivative of what they compute: the two differ by {missed:.1e}. Which of them attribution "
+            "should follow is not for whence to choose."
+        )
+
+
+def _miss(sweep: Sweep) -> float:
+    """Proof of the folding: random directions, at two tokens, against forward mode through the model itself."""
+    stack = sweep.stack
+    n, width = stack.layers[0].block_input.shape
+    generator = torch.Generator().manual_seed(1)
+    tangents = torch.randn(2, width, generator=generator).to(stack.layers[0].block_input)
+    source = torch.tensor([0, n - 1])
+    plain = Sweep(stack, sweep.runner, (), "")
+    pairs = zip(sweep(tangents, source, False), plain(tangents, source, False), strict=True)
+    return max(deviation(ours, theirs) for ours, theirs in pairs)
+
+
+def _folds(
+    trace: Trace, model: Model, proof: Proof, stack: Stack, runner: Runner, budget: int, count: int
+) -> Iterator[tuple[list[Fold], str]]:
+    """The blocks' matrices, for each way that the scores may react; none, and why, where there are none."""
+    layer = stack.layers[0]
+    if layer.block_input.dtype not in AGREE:
+        yield [], f"{layer.block_input.dtype} is too coarse to prove a folding in"
+        return
+    for each in stack:
+        if each.grouped_keys is None or each._queries is None or each.keys.shape[-1] != each.queries.shape[-1]:
+            yield [], f"layer {each.index}'s queries and keys are not known"
+            return
+        if each.attention.shape[1] != each.attention.shape[2] or each.outputs.shape != layer.outputs.shape:
+            yield [], "its layers differ in shape"
+            return
+    n, width = layer.block_input.shape
+    readings = read_blocks(model, proof, trace.inputs)
+    read = [readings[stack.name, each.index] for each in stack]
+    plain = all(r.feedforward is not None and r.maps is not None for r in read)
+    each_size = layer.block_input.element_size() * n * width * (width + layer.outputs.shape[0] * layer.outputs.shape[2])
+    needed = len(stack) * each_size * (1.5 if plain else 2.5)
+    if needed > 0.8 * budget:
+        yield [], f"folded matrices would take {needed / 1e9:.1f} GB of the {budget / 1e9:.1f} GB allowed"
+        return
+    caps: list[Cap | None] = [None] * len(stack) if all(each.keys_proved for each in stack) else runner.caps()
+    loose: list[Loose] = []
+    for scores in _ways(stack, runner, caps, count, budget - needed):
+        if plain:
+            yield [fold_read(each, r, s) for each, r, s in zip(stack, read, scores, strict=True)], ""
+            continue
+        try:
+            loose = loose or cut_loose(runner)
+        except (RuntimeError, NotImplementedError) as problem:
+            yield [], f"forward mode block by block failed: {' '.join(str(problem).split())[:100]}"
+            return
+        yield [block.fold(each, s) for block, each, s in zip(loose, stack, scores, strict=True)], ""
+
+
+def _ways(stack: Stack, runner: Runner, caps: list[Cap | None], count: int, memory: float) -> Iterator[list[Scores]]:
+    """How the scores may react: to queries and keys alone, else pair by pair."""
+    yield from candidates(stack.layers, caps)
+    followed, held = cost(stack.layers[0], len(stack))
+    n, width = stack.layers[0].block_input.shape
+    if n * count <= followed + 2 * width or held > memory:
+        return  # finding the pairs, and the blocks' matrices, takes more directions than all that were asked for
+    try:
+        yield paired_scores(stack.layers, runner.reactions)
+    except (RuntimeError, NotImplementedError):
+        return  # no forward mode block by block: the model's own, all through, is tried next and says why
+
+
+def run(sweep: Sweep, directions: Tensor, at: Tensor, heads: bool) -> Iterator[Tensor]:
+    try:
+        yield from sweep(directions, at, heads)
+    except (RuntimeError, NotImplementedError) as problem:
+        if sweep.folds:
+            raise
+        raise ModelError(
+            f"{sweep.runner.model.name} cannot be followed in forward mode: {' '.join(str(problem).split())[:200]}"
+        ) from problem
+
+
+def columns(sweep: Sweep, n: int, width: int, budget: int) -> int:
+    """How many directions go through a layer at once within the budget."""
+    layer = sweep.stack.layers[0]
+    count, bytes_each = layer.outputs.shape[0], layer.block_input.element_size()
+    if sweep.folds:
+        left = budget - sum(fold.bytes for fold in sweep.folds)
+        each = bytes_each * (2 * count * n * n + 12 * n * width)
+        best = max(32, min(2**22 // (n * width), 2**22 // (count * n * n)))  # more at once only leave the cache
+    else:
+        left, best = budget, 256
+        each = bytes_each * (4 * count * n * n + 16 * n * width) * (len(sweep.stack) // 2 + 2)
+    return max(1, min(best, max(left, 0) // each))
