@@ -178,7 +178,7 @@ def test_heads_and_states_by_both_ways(zoo: Zoo, family: str, monkeypatch: pytes
 def test_a_wrong_folding_is_not_used(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    trace, honest = zoo("bert", torch.float64), module.fold_read
+    trace, honest = zoo("bert", torch.float64), sweeping.fold_read
     right = whence.hidden_token_attribution(trace, "exact").values
 
     def wrong(layer: object, reading: object, scores: object) -> object:
