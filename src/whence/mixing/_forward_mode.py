@@ -189,13 +189,15 @@ def _mapped(function: Callable[[Tensor], Any], tangents: Tensor) -> Any:
     then repeated in a batch.
     """
 
-    def along(tangent: Tensor) -> Any:
-        return torch.func.jvp(function, (torch.zeros_like(tangent),), (tangent,))[1]
+    def along(tangent: Tensor, zero: Tensor) -> Any:
+        return torch.func.jvp(function, (zero,), (tangent,))[1]
 
     try:
-        made = torch.func.vmap(along)(tangents[:, None])
+        # The point is not mapped over (nor made from what is), or all that follows from it would be, too.
+        zero = torch.zeros_like(tangents[:1])
+        made = torch.func.vmap(along, in_dims=(0, None))(tangents[:, None], zero)
     except RuntimeError as problem:
         if REFUSED in str(problem):  # a batch would not help
             raise
-        return along(tangents)
+        return along(tangents, torch.zeros_like(tangents))
     return tree_map(lambda t: t[:, 0], made)
