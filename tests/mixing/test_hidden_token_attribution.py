@@ -81,6 +81,24 @@ def test_positions_in_queries_and_keys(shared: bool) -> None:
     assert torch.allclose(mixed.extra["squared"].sqrt()[:, [0, 4, 8]], slow, atol=1e-9 * float(slow.max()), rtol=0)
 
 
+def test_mixtures_of_experts(zoo: Zoo) -> None:
+    """Their grouped kernels have no forward mode (and no float64): experts are run one by one for it."""
+    trace = zoo("mixtral")
+    mixed = whence.hidden_token_attribution(trace, "exact")
+    assert "folded" in mixed.provenance.settings["way"]
+    slow = backward(trace, [0, 5, 11])
+    assert torch.allclose(
+        mixed.extra["squared"].sqrt()[:, [0, 5, 11]].float(), slow, atol=1e-4 * float(slow.max()), rtol=0
+    )
+    assert trace.model is not None
+    assert trace.model.model.config._experts_implementation != "eager"  # switched back
+
+
+def test_pooled_states_are_refused(zoo: Zoo) -> None:
+    with pytest.raises(WiringError, match="pooled on the way"):
+        whence.hidden_token_attribution(zoo("funnel"), attention="encoder")
+
+
 class _Own(torch.autograd.Function):
     """tanh with a backward of its own."""
 

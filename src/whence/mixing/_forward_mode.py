@@ -19,6 +19,7 @@ from whence.mixing._custom import REFUSED, opened
 from whence.mixing._pairs import Moved
 from whence.mixing._scores import Cap
 from whence.reading.attach import accepted, evaluating, lock_of
+from whence.reading.interface import plain_experts
 from whence.reading.proof import Proof, Site
 from whence.reading.replay import Change, block_handles, repeated, replay, touching
 from whence.reading.run import on_device
@@ -153,7 +154,8 @@ class Runner:
         return [tap.calls[site.number].cap for site in self.sites]
 
     def _replay(self, size: int, changes: Mapping[Handle, Change], tap: Tap) -> None:
-        replay(self.model, self.proof, repeated(self.inputs, size), size, changes, tap=tap)
+        with plain_experts(self.model.model):
+            replay(self.model, self.proof, repeated(self.inputs, size), size, changes, tap=tap)
 
     def _watching(self, outputs: dict[int, Tensor]) -> dict[Handle, Change]:
         changes: dict[Handle, Change] = {}

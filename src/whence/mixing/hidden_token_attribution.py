@@ -139,6 +139,12 @@ def _stack(trace: Trace, attention: str | None) -> Stack:
     for layer in stack:
         if layer.wiring is None:
             raise WiringError(f"layer {layer.index}: its wiring is not proved ({layer.reason}).")
+    read = stack.layers[0].block_input.shape[0]
+    if read != len(stack.tokens) or any(layer.block_input.shape[0] != read for layer in stack):
+        raise WiringError(
+            f"the {stack.name} of this model reads {read} states first and hands on {len(stack.tokens)}: states that "
+            "are pooled on the way are not one per token, so there is nothing to share out."
+        )
     if tuple(layer.index for layer in stack) != tuple(range(len(stack))):
         raise InputError(
             "hidden token attribution follows every layer from 0 on: give the whole trace, and select afterwards."

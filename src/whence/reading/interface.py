@@ -173,3 +173,20 @@ def switched(model: nn.Module, name: str) -> Iterator[None]:
     finally:
         for config, implementation in before:
             config._attn_implementation_internal = implementation
+
+
+@contextmanager
+def plain_experts(model: nn.Module) -> Iterator[None]:
+    """Run mixtures of experts one expert after the other, as their papers have it; always switched back.
+
+    The grouped kernels that transformers prefers have no forward mode, and none for float64.
+    """
+    field = "_experts_implementation_internal"
+    before = [(config, getattr(config, field)) for config in _configs(model) if getattr(config, field, None)]
+    try:
+        for config, _ in before:
+            setattr(config, field, "eager")
+        yield
+    finally:
+        for config, implementation in before:
+            setattr(config, field, implementation)

@@ -94,7 +94,12 @@ class Layer:
     def _wired(self, tensor: Tensor | None, name: str) -> Tensor:
         if self.wiring is None:
             raise WiringError(f"layer {self.index}: the {name} is not known: {self.reason}")
-        return self._kept(tensor, "states")
+        if tensor is None:
+            raise InputError(
+                f"layer {self.index} has no {name}: states were not kept (trace again with keep including 'states'), or "
+                "no module of this model hands them over as [sequence, token, d]."
+            )
+        return tensor
 
     @property
     def block_input(self) -> Tensor:
