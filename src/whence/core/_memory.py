@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -48,8 +49,10 @@ def stacked(tensors: list[Tensor]) -> Tensor:
 _TURNED = 1 << 14  # numbers in a matrix from which on the way there matters
 
 
-def turned(matrices: Tensor, out: Tensor | None = None) -> Tensor:
+def turned(matrices: Tensor, out: Tensor | None = None, tiny: float = 0.0) -> Tensor:
     """(…, a, b) → (…, b, a), laid out anew: `matrices.mT.contiguous()`, twice as fast where rows are powers of two.
+
+    Numbers up to `tiny` become 0 on the way.
 
     Such rows all fall on the same few lines of the processor's cache. Each matrix is first put where rows are an odd
     number of lines apart.
@@ -61,10 +64,20 @@ def turned(matrices: Tensor, out: Tensor | None = None) -> Tensor:
     if out is None:
         out = matrices.new_empty(*matrices.shape[:-2], width, rows)
     if rows * width < _TURNED or matrices.device.type != "cpu":
-        return out.copy_(matrices.mT)
+        out.copy_(matrices.mT)
+        return torch.hardshrink(out, tiny, out=out) if tiny else out
     line = max(1, 64 // matrices.element_size())
     lines = -(-width // line) | 1
     apart = matrices.new_empty(rows, lines * line)[:, :width]
-    for given, made in zip(matrices.reshape(-1, rows, width), out.view(-1, width, rows), strict=True):
-        made.copy_(apart.copy_(given).mT)
+    for given, made in zip(_each(matrices), _each(out), strict=True):
+        made.copy_((torch.hardshrink(given, tiny, out=apart) if tiny else apart.copy_(given)).mT)
     return out
+
+
+def _each(matrices: Tensor) -> Iterator[Tensor]:
+    """Every matrix of a stack of them, as a view."""
+    if matrices.dim() == 2:
+        yield matrices
+    else:
+        for part in matrices.unbind(0):
+            yield from _each(part)

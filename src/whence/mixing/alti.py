@@ -34,7 +34,10 @@ def closeness(split: Decomposition, distance: str = "l1") -> Tensor:
     scaled = state if split.scale is None else state / split.scale
     y = scaled if scaled.dim() == 3 else scaled[None]
     weights = split.by_key
-    out = _sums(weights, split.values_by_key, split.weight, y, split.causal, distance)  # (sequence · key, query)
+    own_weights = None if split.crossed or "diagonal" in vars(split) else split.own_weights
+    out, seen = _sums(weights, split.values_by_key, split.weight, y, split.causal, distance, own_weights)
+    if seen is not None:
+        split.remember(seen)
     if distance == "l1":
         totals = split.values_by_key @ split.weight.sum(-1, keepdim=True)  # (head, sequence · key, 1): Σ_d U
         linear = torch.bmm(totals.permute(1, 2, 0), weights.transpose(0, 1))[:, 0]  # Σ_d T
@@ -53,10 +56,19 @@ def closeness(split: Decomposition, distance: str = "l1") -> Tensor:
     return closer
 
 
-def _sums(weights: Tensor, values: Tensor, weight: Tensor, y: Tensor, causal: bool, distance: str) -> Tensor:
+def _sums(
+    weights: Tensor,
+    values: Tensor,
+    weight: Tensor,
+    y: Tensor,
+    causal: bool,
+    distance: str,
+    own_weights: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
     """(sequence · key, query): Σ_d max(t, y), or Σ_d (t − y)² for L2, with t_ij = Σ_h A^h_ij U^h_j.
 
     weights (head, sequence · key, query), values (head, sequence · key, d_v), weight (head, d_v, d), y (sequence, query, d).
+    With own_weights (sequence · key, head), A_jj, also t_jj (sequence · key, d), while the U are there.
     """
     n_query, width = y.shape[1:]
     by_key = weights.permute(1, 2, 0)  # (sequence · key, query, head)
@@ -65,11 +77,14 @@ def _sums(weights: Tensor, values: Tensor, weight: Tensor, y: Tensor, causal: bo
     rows = min(n_query, _ROWS, max(32, _BLOCK // width))
     buffer = y.new_empty(max(_BLOCK, rows * width))
     made = y.new_empty(0)
+    seen = None if own_weights is None else y.new_empty(len(own_weights), 1, width)
     for first, last, at in _blocks(y.shape[0], weights.shape[1], rows * width):
         size = len(values) * (last - first) * width
         made = made if made.numel() >= size else y.new_empty(size)
         sources = made[:size].view(len(values), last - first, width)
         sources = torch.bmm(values[:, first:last], weight, out=sources).transpose(0, 1)  # (key, head, d)
+        if own_weights is not None and seen is not None:
+            torch.bmm(own_weights[first:last, None], sources, out=seen[first:last])
         # Under a causal mask no query before the block's first key sees any of them.
         begin = first % (weights.shape[1] // y.shape[0]) if causal else 0
         for row in range(begin, n_query, rows):
@@ -88,7 +103,7 @@ def _sums(weights: Tensor, values: Tensor, weight: Tensor, y: Tensor, causal: bo
                 else:
                     near.sub_(target).square_()
                 torch.sum(part, dim=-1, out=total)
-    return out
+    return out, None if seen is None else seen[:, 0]
 
 
 def _blocks(sequences: int, total: int, each: int) -> Iterator[tuple[int, int, slice]]:

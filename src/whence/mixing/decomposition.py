@@ -78,9 +78,7 @@ class Decomposition:
         count, heads, queries, keys = attention.shape
         out = _scratch(shared, attention, heads, count * keys, queries)
         limits = torch.finfo(out.dtype)
-        for head in range(heads):  # one at a time, so that it is still in the cache when it is cleaned
-            turned(attention[:, head], out=out[head].view(count, keys, queries))
-            torch.hardshrink(out[head], limits.tiny / limits.eps, out=out[head])
+        turned(attention.transpose(0, 1), out.view(heads, count, keys, queries), tiny=limits.tiny / limits.eps)
         if shared is not None:
             shared.laid_out = (self.attention, out)
         return out
@@ -98,8 +96,19 @@ class Decomposition:
         if self.crossed:
             return self.own
         weights = torch.diagonal(self.attention, dim1=-2, dim2=-1)  # (head, token)
-        seen = joined(self.values * weights[..., None]) @ self.weight.flatten(0, 1)
+        return self._owned(joined(self.values * weights[..., None]) @ self.weight.flatten(0, 1))
+
+    def _owned(self, seen: Tensor) -> Tensor:
         return self.own + (seen if self.scale is None else seen * self.scale)
+
+    @property
+    def own_weights(self) -> Tensor:
+        """(sequence · token, head): how much each token attends to itself."""
+        return torch.diagonal(self.attention, dim1=-2, dim2=-1).movedim(-2, -1).flatten(0, -2).contiguous()
+
+    def remember(self, seen: Tensor) -> None:
+        """The diagonal need not be worked out again: `seen` (sequence · token, d) is Σ_h A^h_ii U^h_i."""
+        vars(self)["diagonal"] = self._owned(seen.view_as(self.own))
 
     def parts(self) -> Tensor:
         """(query, source, d): every T_ij. For short texts and tests: n² d numbers."""
@@ -119,8 +128,8 @@ class Decomposition:
         scale = factor if self.scale is None else self.scale * factor
         weight, own, bias = (norm.linear(_times(x, residual_scale)) for x in (self.weight, self.own, self.bias))
         new = replace(self, weight=weight, scale=scale, own=own * factor, bias=bias * factor, state=state)
-        if "diagonal" in self.__dict__:
-            new.__dict__["diagonal"] = norm.linear(_times(self.diagonal, residual_scale)) * factor
+        if "diagonal" in vars(self):
+            vars(new)["diagonal"] = norm.linear(_times(self.diagonal, residual_scale)) * factor
         return new
 
 
