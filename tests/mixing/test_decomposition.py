@@ -23,8 +23,9 @@ Zoo = Callable[..., Trace]
 FAMILIES = [
     "bert", "roberta", "distilbert", "albert", "electra", "deberta-v2", "mpnet", "gpt2", "opt", "bloom", "llama", "mistral",
     "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "granite", "cohere", "gpt_neox", "gptj", "falcon", "phi",
+    "xlnet",
 ]  # fmt: skip
-EXACT = ["bert", "albert", "gpt2", "opt", "gpt_neox", "gptj"]  # families that stay in float64 all the way
+EXACT = ["bert", "albert", "gpt2", "opt", "gpt_neox", "gptj", "xlnet"]  # families that stay in float64 all the way
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -288,3 +288,17 @@ def test_a_classifier_gives_its_logits(shared_models):
     assert good.logits.shape == (2,)
     assert good.logits.argmax() == 1
     assert bad.logits.argmax() == 0
+
+
+def test_states_of_a_model_that_counts_tokens_first() -> None:
+    """XLNet has its states as (token, sequence, d): as many sequences as tokens must not turn them round."""
+    model = whence.Model(build("xlnet").model)
+    ids = torch.randint(5, 60, (4, 4), generator=torch.Generator().manual_seed(0))
+    together = whence.trace(model, {"input_ids": ids})
+    assert isinstance(together, list)
+    for row, one in enumerate(together):
+        alone = whence.trace(model, {"input_ids": ids[row : row + 1]})
+        alone = alone if isinstance(alone, Trace) else alone[0]
+        for ours, theirs in zip(one.of(), alone.of(), strict=True):
+            assert torch.allclose(ours.block_input, theirs.block_input, atol=1e-5)
+            assert torch.allclose(ours.after_attention, theirs.after_attention, atol=1e-5)

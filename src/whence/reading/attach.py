@@ -77,7 +77,7 @@ def picking_up(model: nn.Module, handles: Iterable[Handle]) -> Iterator[dict[Han
         def take(side: str, things: Any) -> None:
             for handle in wanted[name]:
                 if handle.side == side and handle.number == calls:
-                    tensor = follow(things, handle.path)
+                    tensor = handle.turned(follow(things, handle.path))
                     found[handle] = tensor.clone() if handle.clone else tensor
 
         def before(_module: nn.Module, args: Any, kwargs: Any) -> None:

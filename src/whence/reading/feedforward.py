@@ -130,7 +130,7 @@ def feedforward_of(model: Model, proof: Proof, inputs: Mapping[str, Tensor], sta
 def _read(model: nn.Module, proof: Proof, inputs: Mapping[str, Tensor]) -> dict[tuple[str, int], Reading]:
     inputs = accepted(model, inputs)
     batch = next(iter(t for _, t in walk(dict(inputs)))).shape[0]
-    tap, tape = Tap(), Tape()
+    tap, tape = Tap(), Tape(batch)
     with ExitStack() as stack:
         stack.enter_context(tape)
         stack.enter_context(tape.modules(model))

@@ -170,7 +170,7 @@ def _prove_way(
     tolerance: float,
     tried: tuple[str, ...],
 ) -> Proof:
-    tap, tape, unseen = Tap(), Tape(), Tap()
+    tap, tape, unseen = Tap(), Tape(batch), Tap()
     with ExitStack() as stack:
         stack.enter_context(tape)
         stack.enter_context(tape.modules(model))

@@ -52,7 +52,8 @@ def touching(model: nn.Module, changes: Mapping[Handle, Change]) -> Iterator[Non
         def put(side: str, things: Any) -> Any:
             for handle in by_module[name]:
                 if handle.side == side and handle.number == calls:
-                    things = _with(things, handle.path, changes[handle](follow(things, handle.path)))
+                    made = changes[handle](handle.turned(follow(things, handle.path)))
+                    things = _with(things, handle.path, handle.turned(made))
             return things
 
         def before(_module: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -80,10 +80,11 @@ def follow(thing: Any, path: Path) -> Any:
 
 
 class Tape(TorchFunctionMode):
-    """Records the operations of the forward passes that run inside its `with` block."""
+    """Records the operations of the forward passes that run inside its `with` block, on `batch` sequences."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch: int) -> None:
         super().__init__()
+        self.batch = batch
         self.ops: list[Op] = []
         self.calls: list[ModuleCall] = []
         self._nodes: dict[int, Node] = {}

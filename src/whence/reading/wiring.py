@@ -42,6 +42,11 @@ class Handle:
     path: Path
     clone: bool  # the model overwrites it in place later on
     onward: bool = True  # what is put in its place goes on through the model, not into a side branch
+    token_first: bool = False  # the model has it as (token, sequence, d)
+
+    def turned(self, tensor: Tensor) -> Tensor:
+        """From the model's layout to (sequence, token, d), and back."""
+        return tensor.transpose(0, 1) if self.token_first else tensor
 
 
 @dataclass(frozen=True)
@@ -318,7 +323,8 @@ def find_handle(tape: Tape, node: Node, around: tuple[int, int] | None = None) -
                 if id(entry) in same and entry.value.dim() >= 2 and entry.value.shape[-1] == node.value.shape[-1]:
                     holds = around is not None and call.begin <= around[0] and around[1] < call.end
                     onward = around is None or (call.end <= around[0] if side == "out" else holds)
-                    handle = Handle(call.name, call.number, side, path, entry.frozen is not None, onward)
+                    first = entry.value.dim() == 3 and entry.value.shape[0] != tape.batch == entry.value.shape[1]
+                    handle = Handle(call.name, call.number, side, path, entry.frozen is not None, onward, first)
                     if onward and around is not None:
                         return handle
                     # Of modules that end together the inner ones, which began last, end first.
