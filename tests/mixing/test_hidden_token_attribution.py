@@ -107,7 +107,7 @@ class _Own(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         y = torch.tanh(x)
         ctx.save_for_backward(y)
-        ctx.note = "kept"
+        ctx.note = ctx.needs_input_grad[0]
         return y
 
     @staticmethod
@@ -120,6 +120,29 @@ class _StraightThrough(_Own):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return grad
+
+
+class _Lost(_Own):
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return grad * torch.nan
+
+
+class _NewKind(torch.autograd.Function):
+    """With `setup_context`, and still without a forward mode."""
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return torch.tanh(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (y,) = ctx.saved_tensors
+        return grad * (1 - y.square())
 
 
 class _Activation(torch.nn.Module):
@@ -148,7 +171,13 @@ def test_operations_with_a_backward_of_their_own(folded: bool, monkeypatch: pyte
         trace = whence.trace(whence.Model(model), dict(specimen.inputs))
         return whence.hidden_token_attribution(trace if isinstance(trace, Trace) else trace[0], "exact").values
 
-    assert torch.allclose(attributed(lambda x: _Own.apply(x)), attributed(torch.tanh), atol=1e-9, rtol=0)
+    plain = attributed(torch.tanh)
+    assert torch.allclose(attributed(lambda x: _Own.apply(x)), plain, atol=1e-9, rtol=0)
+    assert torch.allclose(attributed(lambda x: _NewKind.apply(x)), plain, atol=1e-9, rtol=0)
+    with pytest.raises(ModelError, match=r"_Lost.*not the derivative"):
+        attributed(lambda x: _Lost.apply(x))
+    with pytest.raises(ModelError, match="cannot be followed in forward mode"):
+        attributed(_Own.apply)  # taken hold of before it could be opened
     with pytest.raises(ModelError, match=r"_StraightThrough.*not the derivative"):
         attributed(lambda x: _StraightThrough.apply(x))
 
@@ -171,6 +200,55 @@ def test_opened_operations_are_closed_again() -> None:
 
 def _grad(x: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(_StraightThrough.apply(x).sum(), x)[0]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_attention_wholly_on_a_few_tokens(seed: int) -> None:
+    """Then nothing in a row stands still when they move: such pairs have to be asked for one by one."""
+    from transformers import DebertaV2Config, DebertaV2Model
+
+    torch.manual_seed(seed)
+    config = DebertaV2Config(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        relative_attention=True, position_buckets=4, pos_att_type=["p2c", "c2p"], position_biased_input=False,
+        share_att_key=True, norm_rel_ebd="layer_norm", max_position_embeddings=64, initializer_range=0.2,
+    )  # fmt: skip
+    model = DebertaV2Model(config).double().eval()
+    ids = torch.arange(3, 17)[None]
+    with torch.no_grad():
+        own = model.encoder.layer[0].attention.self
+        own.query_proj.weight *= 2000
+        own.query_proj.bias *= 2000
+        x = model.embeddings(ids)[0]
+        between = torch.nn.functional.normalize(x[10] - x[11], dim=0)
+        own.key_proj.weight -= (own.key_proj.weight @ between)[:, None] * between  # two tokens share a key
+    trace = whence.trace(whence.Model(model), {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    assert isinstance(trace, Trace)
+    mixed = whence.hidden_token_attribution(trace, "exact")
+    assert "folded" in mixed.provenance.settings["way"]
+    rows = [4, 6, 8]
+    slow = backward(trace, rows)
+    assert torch.allclose(mixed.values[:, rows], slow / slow.sum(-1, keepdim=True), atol=1e-9, rtol=0)
+
+
+def test_two_models_in_two_threads(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch has one count of forward mode's levels for all threads."""
+    monkeypatch.setattr(sweeping, "_folds", lambda *_: iter([([], "switched off")]))
+    traces = [zoo("bert", torch.float64), zoo("gpt2", torch.float64)]
+    alone = [whence.hidden_token_attribution(t, "probes", 4).values for t in traces]
+    found: dict[int, list[torch.Tensor]] = {0: [], 1: []}
+
+    def work(i: int) -> None:
+        found[i] += [whence.hidden_token_attribution(traces[i], "probes", 4).values for _ in range(6)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in (0, 1):
+        assert len(found[i]) == 6
+        assert all(torch.allclose(values, alone[i], atol=1e-12) for values in found[i])
 
 
 def test_a_row_of_minilm(minilm_path: Path) -> None:
@@ -204,6 +282,15 @@ def test_a_wrong_folding_is_not_used(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) 
         fold = honest(layer, reading, scores)  # type: ignore[arg-type]
         return replace(fold, across=fold.across * 1.01)
 
+    def wrong_at_one_token(layer: Any, reading: object, scores: object) -> object:
+        fold = honest(layer, reading, scores)  # type: ignore[arg-type]
+        across = fold.across.clone()
+        across[5] *= 1.01 if layer.index == 0 else 1.0
+        return replace(fold, across=across)
+
+    monkeypatch.setattr(sweeping, "fold_read", wrong_at_one_token)
+    mixed = whence.hidden_token_attribution(trace, "exact")
+    assert "miss the model" in mixed.provenance.settings["way"]
     monkeypatch.setattr(sweeping, "fold_read", wrong)
     mixed = whence.hidden_token_attribution(trace, "exact")
     assert "miss the model" in mixed.provenance.settings["way"]

@@ -1,11 +1,13 @@
 """Forward mode through the model itself: what moves, and how, when a block's input does.
 
-Operations without a forward mode are opened (`whence.mixing._custom`) where the model has any; `Runner.backward_agrees`
+Operations without a forward mode are opened (`whence.mixing._custom`) where the model has any; `Runner.backward_misses`
 then tells whether the model's own backward pass says the same as forward mode.
 """
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +28,9 @@ from whence.reading.run import on_device
 from whence.reading.tap import Edit, Tap
 from whence.reading.trace import Layer
 from whence.reading.wiring import Handle
+
+_one_at_a_time = threading.RLock()
+"""torch counts the levels of forward mode for the whole process: two threads would end each other's."""
 
 
 @dataclass(frozen=True)
@@ -62,27 +67,39 @@ class Runner:
         return [outputs[i] for i in range(len(self.sites))], calls
 
     def backward_misses(self) -> float:
-        """How far the model's own backward pass is from forward mode, relative, in the worst layer.
+        """How far the model's own backward pass is from that of its operations opened, relative, in the worst layer.
 
-        ‖J u‖² along one random direction u, against u · Jᵀ(J u) with Jᵀ from the backward pass.
+        ‖Jᵀv − J̃ᵀv‖ / ‖J̃ᵀv‖ for a random v: J̃ᵀ with operations opened, which is what forward mode follows.
         """
+        theirs = self._pulled()
+        with opened():
+            ours = self._pulled()
+        apart = [float((a - b).norm() / b.norm()) for a, b in zip(theirs, ours, strict=True)]
+        return max(apart) if all(map(math.isfinite, apart)) else math.inf
+
+    def _pulled(self) -> list[Tensor]:
+        """Jᵀv by layer, (n, d), from a random v at the block's output to the embeddings, by the backward pass."""
         first = self.layers[0].block_input
-        along = torch.randn(1, *first.shape, generator=torch.Generator().manual_seed(3)).to(first)
-        pushed, _ = self.through(along)
-        step = torch.zeros_like(along, requires_grad=True)
+        step = torch.zeros_like(first[None], requires_grad=True)
         states: dict[int, Tensor] = {}
         changes = self._watching(states)
         start = block_handles(self.sites[0])[0]
         changes[start] = _then(changes.get(start), lambda t: t + step)
-        model, worst = self.model.model, 0.0
-        with lock_of(model), evaluating(model), torch.enable_grad(), touching(model, changes):
+        model, made = self.model.model, []
+        generator = torch.Generator().manual_seed(3)
+        with (
+            lock_of(model),
+            evaluating(model),
+            plain_experts(model),
+            torch.enable_grad(),
+            touching(model, changes),
+        ):
             model(**accepted(model, on_device(self.model, repeated(self.inputs, 1))))
-            for i, moved in enumerate(pushed):
-                state = states[i]
-                (back,) = torch.autograd.grad((state * moved.to(state)).sum(), step, retain_graph=True)
-                squared = float(moved.double().square().sum())
-                worst = max(worst, abs(float((back * along).double().sum()) - squared) / max(squared, 1e-300))
-        return worst
+            for i in range(len(self.layers)):
+                along = torch.randn(states[i].shape, generator=generator).to(states[i])
+                (back,) = torch.autograd.grad((states[i] * along).sum(), step, retain_graph=True)
+                made.append(back[0].double())
+        return made
 
     def cut(self, tangents: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
         """Directions (c, n, d) at every block's input, head outputs held: block outputs, and queries, keys, values."""
@@ -136,16 +153,17 @@ class Runner:
 
     def _pushed(self, function: Callable[[Tensor], Any], tangents: Tensor) -> Any:
         """The derivative of `function` along each tangent, operations without a forward mode opened where it needs it."""
-        if not self.custom:
-            try:
-                return _mapped(function, tangents)
-            except RuntimeError as problem:
-                if REFUSED not in str(problem):
-                    raise
-        with opened() as seen:
-            made = _mapped(function, tangents)
-        self.custom.update(seen)
-        return made
+        with _one_at_a_time:
+            if not self.custom:
+                try:
+                    return _mapped(function, tangents)
+                except RuntimeError as problem:
+                    if REFUSED not in str(problem) and not isinstance(problem, NotImplementedError):
+                        raise
+            with opened() as seen:
+                made = _mapped(function, tangents)
+            self.custom.update(seen)
+            return made
 
     def caps(self) -> list[Cap | None]:
         """The soft cap on each layer's scores, where there is one."""
@@ -154,7 +172,7 @@ class Runner:
         return [tap.calls[site.number].cap for site in self.sites]
 
     def _replay(self, size: int, changes: Mapping[Handle, Change], tap: Tap) -> None:
-        with plain_experts(self.model.model):
+        with lock_of(self.model.model), plain_experts(self.model.model):
             replay(self.model, self.proof, repeated(self.inputs, size), size, changes, tap=tap)
 
     def _watching(self, outputs: dict[int, Tensor]) -> dict[Handle, Change]:

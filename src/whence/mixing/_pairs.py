@@ -7,10 +7,11 @@ shows how the weights move: δ log A_jm = δS_jm − c_j with c_j = Σ_m A_jm δ
 
 1. A direction at the tokens of a set P only. In a row j outside P nothing moves but what P's keys bring: S_jm stands
    still for m outside P, which gives c_j, and then δk_m · χ_jm for m in P. Sets are chosen so that for every two tokens one
-   set has the second and not the first: a few more than log₂ n of them will do (Sperner).
+   set has the second and not the first: a few more than log₂ n of them will do (Sperner). Where all of a row's
+   attention is on P nothing stands still: such pairs are asked for again, one token at a time.
 2. A direction at all tokens. Without what step 1 explains, row j is left with
    δq_j · (κ_jm − κ̄_j) + δk_j · χ_jj ([m = j] − A_jj), which is all that is needed, since a constant added to a row of κ
-   changes nothing.
+   changes nothing where rows sum to 1.
 
 d_k directions a set and 2 d_k for the second step, and a few to spare, for all heads and layers at once. Whether the
 scores are of that kind is told afterwards: the folding is proved against forward mode through the whole model.
@@ -43,9 +44,15 @@ def paired_scores(layers: tuple[Layer, ...], push: Callable[[Tensor], list[Moved
     directions = torch.linalg.qr(random).Q.T.to(layers[0].block_input)
     found = [_Layer(layer) for layer in layers]
     few = directions[: min(count, size + _SPARE)]
-    for tokens in separating(n):
+
+    def move(tokens: Tensor) -> None:
         for one, moved in zip(found, push(few[:, None] * tokens[:, None].to(few)), strict=True):
             one.see_keys(moved, tokens)
+
+    for tokens in separating(n).to(directions.device):
+        move(tokens)
+    for token in torch.stack([one.missing() for one in found]).any(0).nonzero()[:, 0].tolist():
+        move(torch.arange(n, device=directions.device) == token)
     for one, moved in zip(found, push(directions[:, None].expand(-1, n, -1)), strict=True):
         one.see_queries(moved)
     dtype = layers[0].block_input.dtype
@@ -57,7 +64,10 @@ def cost(layer: Layer, depth: int) -> tuple[int, int]:
     heads, n, _ = layer.attention.shape
     size = layer.queries.shape[-1]
     followed = len(separating(n)) * (size + _SPARE) + 2 * size + _SPARE
-    return followed, depth * heads * n * n * (2 * 8 * size + layer.attention.element_size() * (2 * size + _SPARE))
+    bytes_each = layer.attention.element_size()
+    # κ and χ in float64, and what forward mode holds of all directions of the second step.
+    moving = (2 * size + _SPARE) * bytes_each * (4 * heads * n * n + 16 * n * layer.block_input.shape[-1])
+    return followed, depth * heads * n * n * 2 * 8 * size + moving * (depth // 2 + 2)
 
 
 def separating(n: int) -> Tensor:
@@ -79,17 +89,26 @@ class _Layer:
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
         self.attention = layer.attention.double()
-        self.kappa = torch.zeros(*layer.attention.shape, layer.queries.shape[-1], dtype=torch.float64)
+        self.kappa = self.attention.new_zeros(*layer.attention.shape, layer.queries.shape[-1])
         self.chi = torch.zeros_like(self.kappa)
-        self._known = torch.eye(self.attention.shape[-1], dtype=torch.bool)  # the diagonal comes last
+        self._known = torch.zeros_like(self.attention, dtype=torch.bool)  # (head, j, m)
+        torch.diagonal(self._known, dim1=1, dim2=2).fill_(True)  # the diagonal comes last
+        limits = torch.finfo(layer.attention.dtype)
+        self._least = limits.tiny / limits.eps  # of attention, for its changes to have all their digits
+
+    def missing(self) -> Tensor:
+        """(n): tokens m with a χ_jm that is not known and matters: with A_jm = 0 or 1, δA is 0 whatever it is."""
+        matters = (self.attention > 0) & (self.attention < 1)
+        return (matters & ~self._known).any(0).any(0)
 
     def see_keys(self, moved: Moved, tokens: Tensor) -> None:
         """Step 1, directions at `tokens` (n): χ_jm for j outside them and m among them."""
-        new = tokens[None] & ~tokens[:, None] & ~self._known
+        still = torch.where(tokens, 0.0, self.attention)  # what c_j is told from
+        told = still.sum(-1) > self._least
+        new = tokens & ~tokens[:, None] & ~self._known & told[..., None]
         if not bool(new.any()):
             return
         key, change = self._keys(moved[1]), self._change(moved[2])  # (head, n, c, d_k), (head, j, c, m)
-        still = torch.where(tokens, 0.0, self.attention)  # what c_j is told from
         mean = (change * still[:, :, None]).sum(-1, keepdim=True) / _above_zero(still.sum(-1))[..., None, None]
         scores = (change - mean).permute(0, 3, 2, 1)  # (head, m, c, j): δS
         found = (torch.linalg.pinv(key) @ scores).permute(0, 3, 1, 2)  # (head, j, m, d_k)

@@ -142,8 +142,9 @@ def _stack(trace: Trace, attention: str | None) -> Stack:
     read = stack.layers[0].block_input.shape[0]
     if read != len(stack.tokens) or any(layer.block_input.shape[0] != read for layer in stack):
         raise WiringError(
-            f"the {stack.name} of this model reads {read} states first and hands on {len(stack.tokens)}: states that "
-            "are pooled on the way are not one per token, so there is nothing to share out."
+            f"the {stack.name} of this model reads {read} states first and {stack.layers[-1].block_input.shape[0]} last, "
+            f"for {len(stack.tokens)} tokens: states that are pooled on the way are not one per token, so there is "
+            "nothing to share out."
         )
     if tuple(layer.index for layer in stack) != tuple(range(len(stack))):
         raise InputError(
@@ -166,7 +167,7 @@ def _squared(
 ) -> tuple[Tensor, Tensor]:
     """Sums over directions of ‖J q‖² and ‖J q‖⁴: (layer, (head,) hidden, input) each, in float64."""
     layer = sweep.stack.layers[0]
-    depth, dtype = len(sweep.stack), layer.block_input.dtype
+    depth = len(sweep.stack)
     shape = (depth, layer.outputs.shape[0], n, n) if heads else (depth, n, n)
     first, second = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
     size = columns(sweep, n, width, budget)
@@ -182,7 +183,7 @@ def _squared(
                 if token not in probes:  # tokens come in order, so that a seed gives the same probes for any budget
                     probes.clear()
                     probes[token] = _directions(width, count, generator)
-                tangents.append(probes[token][start : start + many].to(dtype))
+                tangents.append(probes[token][start : start + many].to(layer.block_input))
                 source += [token] * many
             at = torch.tensor(source)
             directions = torch.cat(tangents)
@@ -190,6 +191,7 @@ def _squared(
                 directions = norm_tangent(before[0], before[1][at], directions[:, None])[:, 0]
             for i, moved in enumerate(run(sweep, directions, at, heads)):
                 square = moved.to(torch.float64).square().sum(-1) if moved.dtype == torch.float64 else _square(moved)
+                square = square.to(first.device)
                 if heads:
                     square = square.permute(2, 0, 1)  # (head, n, c)
                 first[i].index_add_(-1, at, square)

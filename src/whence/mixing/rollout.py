@@ -20,10 +20,7 @@ def rollout(layers: Tensor) -> Tensor:
         raise InputError(f"rollout takes (layer, token, token), not {tuple(layers.shape)}.")
     out = torch.empty_like(layers)
     for i, layer in enumerate(layers):
-        if i == 0:
-            out[i] = layer
-        else:
-            torch.mm(layer, out[i - 1], out=out[i])
+        out[i] = layer if i == 0 else layer @ out[i - 1]
     return out
 
 

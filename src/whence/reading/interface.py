@@ -179,7 +179,7 @@ def switched(model: nn.Module, name: str) -> Iterator[None]:
 def plain_experts(model: nn.Module) -> Iterator[None]:
     """Run mixtures of experts one expert after the other, as their papers have it; always switched back.
 
-    The grouped kernels that transformers prefers have no forward mode, and none for float64.
+    The grouped kernels that transformers prefers have no forward mode.
     """
     field = "_experts_implementation_internal"
     before = [(config, getattr(config, field)) for config in _configs(model) if getattr(config, field, None)]
