@@ -306,6 +306,9 @@ def section(name: str, data: dict[str, Any], folder: Path) -> list[str]:
     def lines(rows: list[dict[str, Any]]) -> Fidelity:
         return Fidelity(tuple(AtLength(**row) for row in rows))
 
+    total = data["total_cpu_seconds"]
+    if total < data["cpu_seconds"]:  # stopped and gone on: the time of the last process, which only measured
+        total += data["cpu_seconds"]
     parts = [
         "",
         f"## Budget: {name}",
@@ -313,7 +316,7 @@ def section(name: str, data: dict[str, Any], folder: Path) -> list[str]:
         (
             f"{data['steps']} steps of about {data['settings']['tokens']} tokens, learning rate "
             f"{data['settings']['learning_rate']:g}: {data['cpu_seconds'] / 60:.1f} CPU minutes of distillation, "
-            f"{data['total_cpu_seconds'] / 60:.1f} in all with loading, closed form and every measurement. "
+            f"{total / 60:.1f} in all with loading, closed form and every measurement. "
             f"{data['settings']['texts']:,} texts."
         ),
         "",
