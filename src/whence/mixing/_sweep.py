@@ -204,6 +204,8 @@ def columns(sweep: Sweep, n: int, width: int, budget: int) -> int:
         each = bytes_each * (2 * count * n * n + 12 * n * width)
         best = max(32, min(2**22 // (n * width), 2**22 // (count * n * n)))  # more at once only leave the cache
     else:
-        left, best = budget, 128
+        left = budget
+        most = max(16, min(128, 2**21 // (n * width)))  # tensors stay small enough for memory that is used again
+        best = -(-width // -(-width // most))  # all d directions of a token in pieces of one size
         each = bytes_each * (4 * count * n * n + 16 * n * width) * (len(sweep.stack) // 2 + 2)
     return max(1, min(best, max(left, 0) // each))
