@@ -10,16 +10,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import whence
-from whence.mixing._forward_mode import _keeping, _then
-from whence.reading.attach import accepted
+from whence.mixing._forward_mode import Runner
 from whence.reading.inputs import Prepared
-from whence.reading.replay import block_handles, touching
 from whence.reading.run import prove_model
 from whence.reading.trace import Trace
 
@@ -59,25 +56,17 @@ def backward_loop(trace: Trace, sample: int) -> float:
     """Seconds for a backward pass from every number of every block's output, from a sample of them in each layer."""
     stack, model = trace.of(), trace.model
     assert model is not None
-    sites = prove_model(model, Prepared(dict(trace.inputs), trace.tokens)).of(stack.name)
-    x = stack.layers[0].block_input.clone().requires_grad_()
-    found: dict[int, Tensor] = {}
-    changes: dict[Any, Any] = {}
-    for i, site in enumerate(sites):
-        end = block_handles(site)[1]
-        changes[end] = _then(changes.get(end), _keeping(found, i))
-    start = block_handles(sites[0])[0]
-    changes[start] = _then(changes.get(start), lambda _: x[None])
-    with touching(model.model, changes):
-        model.model(**accepted(model.model, trace.inputs))
-    n, width = x.shape
+    proof = prove_model(model, Prepared(dict(trace.inputs), trace.tokens))
+    runner = Runner(model, proof, dict(trace.inputs), proof.of(stack.name), stack.layers)
+    n, width = stack.layers[0].block_input.shape
+    step = torch.zeros(1, n, width, requires_grad=True)
     total = 0.0
-    for layer in range(len(sites)):
+    for state in runner.differentiable(step):
         outputs = [(i * 7919 % n, i * 104729 % width) for i in range(sample + 1)]
-        torch.autograd.grad(found[layer][0, outputs[0][0], outputs[0][1]], x, retain_graph=True)  # warm
+        torch.autograd.grad(state[0, outputs[0][0], outputs[0][1]], step, retain_graph=True)  # warm
         begin = time.process_time()
         for token, k in outputs[1:]:
-            torch.autograd.grad(found[layer][0, token, k], x, retain_graph=True)
+            torch.autograd.grad(state[0, token, k], step, retain_graph=True)
         total += (time.process_time() - begin) / sample * n * width
     return total
 

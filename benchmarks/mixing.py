@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attribution import backward_loop
 from torch import Tensor
 
 import whence
@@ -217,29 +218,6 @@ def several_texts(model: whence.Model, repeats: int, count: int = 32) -> None:
 # -- hidden token attribution --------------------------------------------------------------------------------------
 
 
-def backward_loop(model: whence.Model, n: int, sample: int) -> float:
-    """Seconds for a backward pass from every number of every layer's output, from a sample of them in each layer."""
-    embedded: list[Tensor] = []
-
-    def start(_module: torch.nn.Module, _args: Any, output: Tensor) -> Tensor:
-        embedded.append(output.detach().requires_grad_())
-        return embedded[0]
-
-    handle = model.model.embeddings.register_forward_hook(start)
-    states = model.model(**inputs_of(n), output_hidden_states=True).hidden_states[1:]
-    handle.remove()
-    total = 0.0
-    width = states[0].shape[-1]
-    for state in states:
-        outputs = [(i * 7919 % n, i * 104729 % width) for i in range(sample + 1)]
-        torch.autograd.grad(state[0, outputs[0][0], outputs[0][1]], embedded[0], retain_graph=True)  # warm
-        begin = time.process_time()
-        for token, k in outputs[1:]:
-            torch.autograd.grad(state[0, token, k], embedded[0], retain_graph=True)
-        total += (time.process_time() - begin) / sample * n * width
-    return total
-
-
 @contextmanager
 def unfolded() -> Iterator[None]:
     """whence as it treats a model whose blocks it cannot fold."""
@@ -294,7 +272,7 @@ def compare_hta(model: whence.Model, lengths: list[int], sample: int) -> None:
     print(" ".join(f"{name:>{width}}" for name, width in names))
     for n in lengths:
         trace = traced(model, n)
-        loop = backward_loop(model, n, sample)
+        loop = backward_loop(trace, sample)
         probes = seconds(lambda t=trace: whence.hidden_token_attribution(t, "probes", 16), 2)
         other = fallback(trace, 1)
         with unread():

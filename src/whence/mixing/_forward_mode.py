@@ -44,6 +44,20 @@ class Runner:
     layers: tuple[Layer, ...]
     custom: set[str] = field(default_factory=set, compare=False)  # operations that had to be opened
 
+    def _stepping(self, outputs: dict[int, Tensor], step: Tensor) -> dict[Handle, Change]:
+        """`step` added to the embeddings, and every block's output noted down."""
+        changes = self._watching(outputs)
+        start = block_handles(self.sites[0])[0]
+        changes[start] = _then(changes.get(start), lambda t: t + step)
+        return changes
+
+    def _apart(self, changes: dict[Handle, Change], step: Tensor | None) -> dict[Handle, Change]:
+        """Every block cut loose from the one before."""
+        for i, site in enumerate(self.sites):
+            start = block_handles(site)[0]
+            changes[start] = _then(changes.get(start), self._put(i, step))
+        return changes
+
     def _put(self, i: int, step: Tensor | None) -> Change:
         """The block's input put back to what it was, with the direction added where there is one."""
         constant = self.layers[i].block_input[None]
@@ -51,16 +65,13 @@ class Runner:
 
     def through(self, tangents: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Directions (c, n, d) at the embeddings → (block outputs (c, n, d), head outputs (c, head, n, d_v)) by layer."""
-
         states, heads = self._pushed(self._moved, tangents)
         return states, heads
 
     def _moved(self, step: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Block outputs and head outputs with `step` (c, n, d) added to the embeddings."""
         outputs: dict[int, Tensor] = {}
-        changes = self._watching(outputs)
-        start = block_handles(self.sites[0])[0]
-        changes[start] = _then(changes.get(start), lambda t: t + step)
+        changes = self._stepping(outputs, step)
         tap = Tap(keep=lambda _: frozenset({"outputs"}))
         self._replay(len(step), changes, tap)
         calls = [tap.calls[site.number].output for site in self.sites]
@@ -79,37 +90,29 @@ class Runner:
 
     def _pulled(self) -> list[Tensor]:
         """Jᵀv by layer, (n, d), from a random v at the block's output to the embeddings, by the backward pass."""
-        first = self.layers[0].block_input
-        step = torch.zeros_like(first[None], requires_grad=True)
-        states: dict[int, Tensor] = {}
-        changes = self._watching(states)
-        start = block_handles(self.sites[0])[0]
-        changes[start] = _then(changes.get(start), lambda t: t + step)
-        model, made = self.model.model, []
+        step = torch.zeros_like(self.layers[0].block_input[None], requires_grad=True)
         generator = torch.Generator().manual_seed(3)
-        with (
-            lock_of(model),
-            evaluating(model),
-            plain_experts(model),
-            torch.enable_grad(),
-            touching(model, changes),
-        ):
-            model(**accepted(model, on_device(self.model, repeated(self.inputs, 1))))
-            for i in range(len(self.layers)):
-                along = torch.randn(states[i].shape, generator=generator).to(states[i])
-                (back,) = torch.autograd.grad((states[i] * along).sum(), step, retain_graph=True)
-                made.append(back[0].double())
+        made = []
+        for state in self.differentiable(step):
+            along = torch.randn(state.shape, generator=generator).to(state)
+            made.append(torch.autograd.grad(state, step, along, retain_graph=True)[0][0].double())
         return made
+
+    def differentiable(self, step: Tensor) -> list[Tensor]:
+        """Block outputs (1, n, d) with `step` (1, n, d) added to the embeddings, ready for backward passes."""
+        outputs: dict[int, Tensor] = {}
+        model, changes = self.model.model, self._stepping(outputs, step)
+        inputs = accepted(model, on_device(self.model, repeated(self.inputs, 1)))
+        with lock_of(model), evaluating(model), plain_experts(model), torch.enable_grad(), touching(model, changes):
+            model(**inputs)
+        return [outputs[i] for i in range(len(self.sites))]
 
     def cut(self, tangents: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
         """Directions (c, n, d) at every block's input, head outputs held: block outputs, and queries, keys, values."""
 
         def function(step: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
             outputs: dict[int, Tensor] = {}
-            changes = self._watching(outputs)
-            for i, site in enumerate(self.sites):
-                start = block_handles(site)[0]
-                changes[start] = _then(changes.get(start), self._put(i, step))
+            changes = self._apart(self._watching(outputs), step)
             tap = Tap(edits=self._held(None), keep=lambda _: frozenset({"queries", "keys", "values"}))
             self._replay(len(step), changes, tap)
             calls = [tap.calls[site.number] for site in self.sites]
@@ -123,10 +126,7 @@ class Runner:
         """Directions (c, n, d) at every block's input: how its queries, keys and weights move."""
 
         def function(step: Tensor) -> list[Moved]:
-            changes: dict[Handle, Change] = {}
-            for i, site in enumerate(self.sites):
-                start = block_handles(site)[0]
-                changes[start] = _then(changes.get(start), self._put(i, step))
+            changes = self._apart({}, step)
             tap = Tap(edits=self._held(None), keep=lambda _: frozenset({"queries", "keys", "attention"}))
             self._replay(len(step), changes, tap)
             calls = [tap.calls[site.number] for site in self.sites]
@@ -140,10 +140,7 @@ class Runner:
 
         def function(step: Tensor) -> list[Tensor]:
             outputs: dict[int, Tensor] = {}
-            changes = self._watching(outputs)
-            for i, site in enumerate(self.sites):
-                start = block_handles(site)[0]
-                changes[start] = _then(changes.get(start), self._put(i, None))
+            changes = self._apart(self._watching(outputs), None)
             tap = Tap(edits=self._held(step), keep=lambda _: frozenset())
             self._replay(len(step), changes, tap)
             return [outputs[i] for i in range(len(self.sites))]

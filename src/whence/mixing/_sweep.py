@@ -153,7 +153,7 @@ def _folds(
             continue
         try:
             loose = loose or cut_loose(runner)
-        except (RuntimeError, NotImplementedError) as problem:
+        except RuntimeError as problem:
             yield [], f"forward mode block by block failed: {' '.join(str(problem).split())[:100]}"
             return
         yield [block.fold(each, s) for block, each, s in zip(loose, stack, scores, strict=True)], ""
@@ -172,7 +172,7 @@ def _ways(stack: Stack, runner: Runner, caps: list[Cap | None], count: int, memo
             return  # the two parts of a pair cannot be told apart; or rows have a sink, and constants do not cancel
     try:
         yield paired_scores(stack.layers, runner.reactions)
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return  # no forward mode block by block: the model's own, all through, is tried next and says why
 
 
@@ -189,7 +189,7 @@ def run(sweep: Sweep, directions: Tensor, at: Tensor, heads: bool) -> Iterator[T
 def _explained(runner: Runner) -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, NotImplementedError, TypeError) as problem:
+    except (RuntimeError, TypeError) as problem:
         raise ModelError(
             f"{runner.model.name} cannot be followed in forward mode: {' '.join(str(problem).split())[:200]}"
         ) from problem

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from whence.core._memory import turned
+from whence.mixing._turned import turned
 from whence.mixing.decomposition import Decomposition
 
 _BLOCK = 1 << 18  # numbers worked on at a time: 1 MB in float32, so that they stay in the processor's cache

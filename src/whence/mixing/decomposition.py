@@ -24,8 +24,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from whence.core._memory import fresh, turned
+from whence.core._memory import fresh
 from whence.errors import InputError, WiringError
+from whence.mixing._turned import turned
 from whence.reading.norms import Norm
 from whence.reading.trace import Layer
 

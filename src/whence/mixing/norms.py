@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from whence.core._memory import turned
+from whence.mixing._turned import turned
 from whence.mixing.decomposition import Decomposition
 
 _KEYS, _FEW = 64, 32  # keys factorised, and keys multiplied, together: their vectors stay in the processor's cache
