@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import whence
-from whence.mixing._forward_mode import Runner
+from whence.mixing.jacobian.forward_mode import Runner
 from whence.reading.inputs import Prepared
 from whence.reading.run import prove_model
 from whence.reading.trace import Trace

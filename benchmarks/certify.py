@@ -20,10 +20,10 @@ from effective_attention import random_tensors
 from scipy.optimize import linprog
 from torch import Tensor
 
-from whence.core.alternative_attention import alternative_attention
-from whence.core.certificate import certify_row
-from whence.core.head_certificate import certify_head
-from whence.core.witness import witness_row
+from whence.core.attention.alternatives import alternative_attention
+from whence.core.attention.certificate import certify_row
+from whence.core.attention.head_certificate import certify_head
+from whence.core.attention.witness import witness_row
 
 
 def clock(run: Callable[[], object]) -> float:

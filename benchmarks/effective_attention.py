@@ -20,7 +20,7 @@ from _real import tensors
 from torch import Tensor
 
 import whence
-from whence.core.effective_attention import effective_attention
+from whence.core.attention.effective_attention import effective_attention
 
 
 def random_tensors(n: int, *, heads: int = 72, d_v: int = 32, width: int = 384, seed: int = 0) -> dict[str, Tensor]:

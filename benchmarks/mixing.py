@@ -28,7 +28,7 @@ from attribution import backward_loop
 from torch import Tensor
 
 import whence
-import whence.mixing._sweep as sweeping
+import whence.mixing.jacobian.sweep as sweeping
 from whence.mixing.contributions import contributions
 from whence.reading.trace import Layer, Trace
 

@@ -9,9 +9,9 @@ import torch
 import transformers
 
 from conformance.sweep import Verdict
-from whence import embedded
-from whence.loading import load
-from whence.reading.doctor import doctor
+from whence.model import catalogue as embedded
+from whence.model.load import load
+from whence.reading.wiring.doctor import doctor
 
 HEAD = """# Which models can be read
 

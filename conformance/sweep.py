@@ -9,11 +9,11 @@ from torch import Tensor
 
 from conformance.zoo import CannotBuild, Family, Specimen, build
 from whence.errors import WhenceError
-from whence.loading import Model
-from whence.reading.proof import Proof, prove
+from whence.model.load import Model
 from whence.reading.run import trace
-from whence.reading.tape import deviation
 from whence.reading.trace import Trace
+from whence.reading.wiring.op_graph import deviation
+from whence.reading.wiring.proof import Proof, prove
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from typing import Any
 import _corpora as corpora
 import torch
 
-from whence.models.data import Labelled
-from whence.models.training.compare import accuracy_of, paired
-from whence.models.training.fit import Settings, train
-from whence.models.training.variants import VARIANTS
+from whence.identifiable.data import Labelled
+from whence.identifiable.training.compare import accuracy_of, paired
+from whence.identifiable.training.fit import Settings, train
+from whence.identifiable.training.variants import VARIANTS
 
 RUNS = corpora.WORK / "identifiable_transformer" / "runs.jsonl"
 PAGE = corpora.ROOT / "docs" / "studies" / "identifiable-transformer.md"

@@ -21,12 +21,12 @@ import _corpora as corpora
 import torch
 
 import whence
-from whence.core.fibre import near_tied
-from whence.core.fibre_search import search_fibre
-from whence.models.conversion.convert import tie_keys
-from whence.models.conversion.fidelity import AtLength, Fidelity
-from whence.models.conversion.probes import Probe
-from whence.models.conversion.result import fidelity_table
+from whence.core.attention.reachable_rows import near_tied
+from whence.core.attention.search_reachable import search_fibre
+from whence.identifiable.conversion.convert import tie_keys
+from whence.identifiable.conversion.fidelity import AtLength, Fidelity
+from whence.identifiable.conversion.probes import Probe
+from whence.identifiable.conversion.result import fidelity_table
 
 FOLDER = corpora.WORK / "tie_keys"
 PAGE = corpora.ROOT / "docs" / "studies" / "tied-keys.md"
@@ -127,8 +127,8 @@ def lengths(made: Any, long: list[str]) -> list[dict[str, Any]]:
     """Fidelity on windows of exactly 64 … 512 tokens of long held-out reviews."""
     from dataclasses import asdict
 
-    from whence.models.conversion.fidelity import compare, groups
-    from whence.models.conversion.windows import tokenise
+    from whence.identifiable.conversion.fidelity import compare, groups
+    from whence.identifiable.conversion.windows import tokenise
 
     original = whence.load("minilm")
     corpus = tokenise(original.tokenizer, long, 512)
@@ -201,8 +201,8 @@ def without_parts(name: str) -> dict[str, Any]:
 
     Phrases of GLUE's SST-2 are parts of sentences, some of them measured ones.
     """
-    from whence.models.conversion.fidelity import embeddings, final_states, neighbours
-    from whence.models.conversion.windows import tokenise
+    from whence.identifiable.conversion.fidelity import embeddings, final_states, neighbours
+    from whence.identifiable.conversion.windows import tokenise
 
     target = folder_of(name) / "without_parts.json"
     if target.exists():

@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 
 import whence
-from whence.files import write_atomically
+from whence.results.files import write_atomically
 from whence.tokens.result import TokenIdentifiability
 
 FOLDER = corpora.WORK / "token_identifiability"

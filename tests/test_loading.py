@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 import whence
 from whence.errors import InputError, ModelError, UnavailableError
-from whence.loading import Model, hash_weights, load
+from whence.model.load import Model, hash_weights, load
 
 TINY = {
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 40,
@@ -106,7 +106,8 @@ def test_the_embedded_models_are_the_ones_they_say(minilm, smollm2):
 
 
 def test_a_damaged_unpacked_copy_is_made_again(smollm2, monkeypatch, tmp_path):
-    from whence import converted, embedded
+    from whence.model import catalogue as embedded
+    from whence.model import foreign_weights as converted
 
     made = []
     monkeypatch.setattr(converted, "cache_dir", lambda: tmp_path)

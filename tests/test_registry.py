@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from whence import registry
+from whence import method_table as registry
 from whence.errors import InputError
-from whence.registry import QUESTIONS, Method, declare, method, methods, register
+from whence.method_table import QUESTIONS, Method, declare, method, methods, register
 
 ABOUT = {"paper": "Nobody 2020", "cost": "trace", "summary": "gives a number"}
 
@@ -114,7 +114,7 @@ def test_every_declared_method_is_there() -> None:
 
 
 def test_listing_imports_nothing_heavy() -> None:
-    code = "import sys, whence.registry as r; r.methods(); print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = "import sys, whence.method_table as r; r.methods(); print('torch' in sys.modules, 'numpy' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["False", "False"]
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from whence.errors import InputError, WhenceError
-from whence.files import load_tensors, save_tensors, write_atomically
-from whence.provenance import Provenance
-from whence.reading.tokens import Tokens
-from whence.results import Result
+from whence.reading.labels import Tokens
+from whence.results.files import load_tensors, save_tensors, write_atomically
+from whence.results.provenance import Provenance
+from whence.results.result import Result
 
 TOKENS = Tokens(
     ("[CLS]", "un", "kind", "[SEP]"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whence.errors import InputError, MissingExtraError, UnavailableError
-from whence.texts import read_texts
+from whence.reading.texts import read_texts
 
 ROWS = [
     {"text": 'He said: "yes, twice", then left', "other": "a\u2028b", "label": "1"},

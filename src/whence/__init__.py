@@ -13,27 +13,27 @@ from whence import errors
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "load": "whence.loading",
-    "Model": "whence.loading",
+    "load": "whence.model.load",
+    "Model": "whence.model.load",
     "trace": "whence.reading.run",
     "Trace": "whence.reading.trace",
-    "doctor": "whence.reading.doctor",
-    "substitute": "whence.reading.substitution",
-    "methods": "whence.registry",
+    "doctor": "whence.reading.wiring.doctor",
+    "substitute": "whence.reading.rerun.substitution",
+    "methods": "whence.method_table",
     "effective_attention": "whence.attention.effective_attention",
     "identifiability": "whence.attention.identifiability",
     "certify": "whence.attention.certify",
-    "certify_row": "whence.core.certificate",
+    "certify_row": "whence.core.attention.certificate",
     "witness": "whence.attention.witness",
     "doppelganger": "whence.attention.doppelganger",
     "layer_statement": "whence.attention.joint",
-    "IdentifiableConfig": "whence.models",
-    "IdentifiableModel": "whence.models",
-    "IdentifiableForSequenceClassification": "whence.models",
+    "IdentifiableConfig": "whence.identifiable",
+    "IdentifiableModel": "whence.identifiable",
+    "IdentifiableForSequenceClassification": "whence.identifiable",
     "token_identifiability": "whence.tokens.token_identifiability",
-    "read_texts": "whence.texts",
-    "train": "whence.models.training.fit",
-    "tie_keys": "whence.models.conversion.convert",
+    "read_texts": "whence.reading.texts",
+    "train": "whence.identifiable.training.fit",
+    "tie_keys": "whence.identifiable.conversion.convert",
     "contributions": "whence.mixing.contributions",
     "hidden_token_attribution": "whence.mixing.hidden_token_attribution",
     "local_vs_global": "whence.mixing.local_vs_global",
@@ -50,22 +50,22 @@ if TYPE_CHECKING:
     from whence.attention.identifiability import identifiability
     from whence.attention.joint import layer_statement
     from whence.attention.witness import witness
-    from whence.core.certificate import certify_row
-    from whence.loading import Model, load
+    from whence.core.attention.certificate import certify_row
+    from whence.identifiable import IdentifiableConfig, IdentifiableForSequenceClassification, IdentifiableModel
+    from whence.identifiable.conversion.convert import tie_keys
+    from whence.identifiable.training.fit import train
+    from whence.method_table import methods
     from whence.mixing.attribute import attribute
     from whence.mixing.contributions import contributions
     from whence.mixing.hidden_token_attribution import hidden_token_attribution
     from whence.mixing.local_vs_global import local_vs_global
-    from whence.models import IdentifiableConfig, IdentifiableForSequenceClassification, IdentifiableModel
-    from whence.models.conversion.convert import tie_keys
-    from whence.models.training.fit import train
-    from whence.reading.doctor import doctor
+    from whence.model.load import Model, load
+    from whence.reading.rerun.substitution import substitute
     from whence.reading.run import trace
-    from whence.reading.substitution import substitute
+    from whence.reading.texts import read_texts
     from whence.reading.trace import Trace
-    from whence.registry import methods
+    from whence.reading.wiring.doctor import doctor
     from whence.reporting.report import report
-    from whence.texts import read_texts
     from whence.tokens.token_identifiability import token_identifiability
 
 

@@ -5,7 +5,7 @@ One `declare("name", "whence.module:function", question=…, paper=…, cost=…
 
 from __future__ import annotations
 
-from whence.registry import declare
+from whence.method_table import declare
 
 BRUNNER = "Brunner et al. 2020"
 BHARDWAJ = "Bhardwaj et al. 2021"
@@ -72,7 +72,7 @@ declare(
 )
 declare(
     "identifiable-transformer",
-    "whence.models.training.fit:train",
+    "whence.identifiable.training.fit:train",
     question="models",
     paper=BHARDWAJ,
     cost="training",
@@ -81,7 +81,7 @@ declare(
 )
 declare(
     "tie-keys",
-    "whence.models.conversion.convert:tie_keys",
+    "whence.identifiable.conversion.convert:tie_keys",
     question="models",
     paper="whence",
     cost="training",

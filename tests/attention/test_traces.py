@@ -9,7 +9,7 @@ import whence
 from conformance.zoo import build
 from whence.attention.key_constraint import key_constraint
 from whence.errors import InputError, WiringError
-from whence.loading import Model
+from whence.model.load import Model
 from whence.reading.run import trace
 
 REPEATED = "the cat saw the cat and the dog saw the dog and the cat saw the dog saw the cat " * 2

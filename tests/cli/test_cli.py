@@ -14,9 +14,11 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-from whence import cli, embedded, registry
+from whence import cli
+from whence import method_table as registry
 from whence.cli import _app, main
 from whence.errors import InputError, ModelError, UnavailableError, WhenceError
+from whence.model import catalogue as embedded
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core import make
-from whence.core.bounds import weight_bounds
-from whence.core.certificate import certify_row
+from whence.core.attention.bounds import weight_bounds
+from whence.core.attention.certificate import certify_row
 from whence.errors import InputError
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from tests.core import make
-from whence.core.certificate import Certificate, certify_row
-from whence.core.polytope import Polytope
+from whence.core.attention.certificate import Certificate, certify_row
+from whence.core.attention.polytope import Polytope
 from whence.errors import InputError, MissingExtraError
 
 

@@ -7,9 +7,9 @@ import torch
 
 from tests.core import core_oracle as oracle
 from tests.core import make
-from whence.core._early import early_prefixes, leaders, twin_means
-from whence.core.effective_attention import effective_attention
-from whence.core.leverage import leverage
+from whence.core.attention.effective_attention import effective_attention
+from whence.core.attention.leverage import leverage
+from whence.core.numerics.duplicate_keys import early_prefixes, leaders, twin_means
 
 
 def repeated(

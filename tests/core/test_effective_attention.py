@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.core import core_oracle as oracle
 from tests.core import make
-from whence.core.effective_attention import effective_attention
+from whence.core.attention.effective_attention import effective_attention
 from whence.errors import InputError
 
 CONSTRAINTS = ("output", "simplex")

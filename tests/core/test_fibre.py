@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core import make
-from whence.core.fibre import fibre_dimension, near_tied
-from whence.core.fibre_search import search_fibre
+from whence.core.attention.reachable_rows import fibre_dimension, near_tied
+from whence.core.attention.search_reachable import search_fibre
 from whence.errors import InputError
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.core import make
-from whence.core.certificate import certify_row
-from whence.core.head_certificate import certify_head
+from whence.core.attention.certificate import certify_row
+from whence.core.attention.head_certificate import certify_head
 from whence.errors import InputError
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.core import make
-from whence.core.joint import joint_identifiability
+from whence.core.attention.joint import joint_identifiability
 from whence.errors import InputError
 
 

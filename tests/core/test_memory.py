@@ -2,7 +2,7 @@
 
 import torch
 
-from whence.core._memory import fresh, stacked
+from whence.core.numerics._memory import fresh, stacked
 
 
 def test_fresh_tensors_have_the_shape_dtype_and_device_asked_for():

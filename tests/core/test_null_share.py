@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.core import make
-from whence.core.effective_attention import effective_attention
-from whence.core.null_share import null_share, pearson
+from whence.core.attention.effective_attention import effective_attention
+from whence.core.attention.null_share import null_share, pearson
 from whence.errors import InputError
 
 

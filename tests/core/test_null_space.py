@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tests.core import core_oracle as oracle
 from tests.core import make
-from whence.core.leverage import leverage
-from whence.core.null_space import null_space
+from whence.core.attention.leverage import leverage
+from whence.core.attention.null_space import null_space
 from whence.errors import InputError
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.core import make
-from whence.core._prefix_spectra import largest_eigenvalue, prefix_spectra
+from whence.core.numerics._prefix_spectra import largest_eigenvalue, prefix_spectra
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 6.0])

@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from tests.core import make
-from whence.core.row_intervals import row_intervals
+from whence.core.attention.row_intervals import row_intervals
 from whence.errors import InputError
 
 

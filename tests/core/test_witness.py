@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core import make
-from whence.core.alternative_attention import alternative_attention
-from whence.core.certificate import certify_row
-from whence.core.witness import random_row_at, witness_row
+from whence.core.attention.alternatives import alternative_attention
+from whence.core.attention.certificate import certify_row
+from whence.core.attention.witness import random_row_at, witness_row
 from whence.errors import InputError
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.mixing._forward_mode import _keeping, _then
-from whence.reading.attach import accepted
-from whence.reading.proof import proof_of
-from whence.reading.replay import block_handles, touching
+from whence.mixing.jacobian.forward_mode import _keeping, _then
+from whence.reading.capture.attach import accepted
+from whence.reading.rerun.replay import block_handles, touching
 from whence.reading.trace import Layer, Trace
+from whence.reading.wiring.proof import proof_of
 
 
 def head_expanded(layer: Layer) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassificat
 import whence
 from whence.errors import InputError, MissingExtraError, WiringError
 from whence.mixing.attribute import CAPTUM, MIXING
-from whence.reading.tokens import Tokens
+from whence.reading.labels import Tokens
 from whence.reading.trace import Trace
 
 Zoo = Callable[..., Trace]

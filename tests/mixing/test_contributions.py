@@ -16,10 +16,10 @@ from whence.mixing.contributions import Contributions
 from whence.mixing.decomposition import decompose
 from whence.mixing.flow import flow
 from whence.mixing.rollout import rollout
-from whence.reading.feedforward import read_blocks
-from whence.reading.proof import proof_of
-from whence.reading.substitution import ZeroValues
+from whence.reading.rerun.substitution import ZeroValues
 from whence.reading.trace import Trace
+from whence.reading.wiring.block_tail import read_blocks
+from whence.reading.wiring.proof import proof_of
 
 Zoo = Callable[..., Trace]
 TEXTS = ["The bank raised its rates.", "Nobody complained, because inflation was still high in the spring.", "Why?"]

@@ -15,15 +15,15 @@ import torch
 import whence
 from tests.mixing.mixing_oracle import backward
 from whence.errors import InputError, ModelError, WiringError
-from whence.mixing import _sweep as sweeping
 from whence.mixing import hidden_token_attribution as module
-from whence.mixing._custom import opened
-from whence.mixing._folding import norm_tangent
-from whence.mixing._pairs import separating
 from whence.mixing.hidden_token_attribution import HiddenTokenAttribution
+from whence.mixing.jacobian import sweep as sweeping
+from whence.mixing.jacobian._custom import opened
+from whence.mixing.jacobian.fold import norm_tangent
+from whence.mixing.jacobian.pairs import separating
 from whence.mixing.local_vs_global import correlation, divergence, ranks
-from whence.reading.norms import Norm
 from whence.reading.trace import Trace
+from whence.reading.wiring.norms import Norm
 
 Zoo = Callable[..., Trace]
 

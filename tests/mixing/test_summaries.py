@@ -9,9 +9,9 @@ import torch
 
 from whence.errors import InputError
 from whence.mixing.mixture import Mixture
-from whence.provenance import Provenance
-from whence.reading.tokens import Tokens
-from whence.results import Result
+from whence.reading.labels import Tokens
+from whence.results.provenance import Provenance
+from whence.results.result import Result
 
 TOKENS = Tokens(("[CLS]", "rates", "rose", "."), ("[CLS]", "rates", "rose", "."), special=(True, False, False, False))
 VALUES = torch.tensor([[[0.7, 0.1, 0.1, 0.1], [0.2, 0.5, 0.2, 0.1], [0.0, 0.6, 0.4, 0.0], [0.25, 0.25, 0.25, 0.25]]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from whence.mixing._turned import turned
+from whence.mixing.jacobian._turned import turned
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (2, 128, 128), (2, 3, 200, 130), (512, 64)])

@@ -1,4 +1,4 @@
-"""Small models for the tests of `whence.models`."""
+"""Small models for the tests of `whence.identifiable`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from whence.models import IdentifiableConfig, IdentifiableForSequenceClassification
+from whence.identifiable import IdentifiableConfig, IdentifiableForSequenceClassification
 
 torch.set_num_threads(1)
 

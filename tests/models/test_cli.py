@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from whence.cli import main
-from whence.models.training.demo import demo_data
+from whence.identifiable.training.demo import demo_data
 
 SMALL = ["--epochs", "1", "--hidden-size", "16", "--heads", "2", "--threads", "1", "-q"]
 

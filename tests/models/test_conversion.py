@@ -14,12 +14,12 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 import whence
 from whence.errors import InputError, ModelError
-from whence.models.conversion import closed_form, distillation, fidelity, windows
-from whence.models.conversion.convert import tie_keys
-from whence.models.conversion.probes import Probe, accuracy
-from whence.models.conversion.refusal import refuse_unfit
-from whence.models.conversion.tied_key import TiedKey, fold, projections, tie
-from whence.models.training.vocabulary import train_tokenizer
+from whence.identifiable.conversion import closed_form, distillation, fidelity, windows
+from whence.identifiable.conversion.convert import tie_keys
+from whence.identifiable.conversion.probes import Probe, accuracy
+from whence.identifiable.conversion.refusal import refuse_unfit
+from whence.identifiable.conversion.tied_key import TiedKey, fold, projections, tie
+from whence.identifiable.training.vocabulary import train_tokenizer
 
 WORDS = ("river", "stone", "light", "under", "seven", "green", "walks", "often", "paper", "night", "cloud", "house")
 TEXTS = [" ".join(WORDS[(i * k + j) % 12] for j in range(3 + i % 9)) for i in range(60) for k in (1, 5)]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from whence.errors import InputError
-from whence.models.data import Labelled, read_labelled
-from whence.models.training.batches import split
-from whence.models.training.demo import demo_data
+from whence.identifiable.data import Labelled, read_labelled
+from whence.identifiable.training.batches import split
+from whence.identifiable.training.demo import demo_data
 
 
 def write(folder: Path, name: str, content: str) -> Path:

@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 import whence
 from whence.errors import InputError
-from whence.models import IdentifiableConfig, IdentifiableForSequenceClassification, IdentifiableModel
-from whence.models.training.vocabulary import train_tokenizer
+from whence.identifiable import IdentifiableConfig, IdentifiableForSequenceClassification, IdentifiableModel
+from whence.identifiable.training.vocabulary import train_tokenizer
 
 VARIANTS = [
     {"heads": heads, "keys": keys, "position_embedding_type": positions, "norm": norm, "num_hidden_layers": layers}

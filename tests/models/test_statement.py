@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import whence
-from whence.core.fibre_search import search_fibre
-from whence.models.statement import EVERY, rank
+from whence.core.attention.search_reachable import search_fibre
+from whence.identifiable.statement import EVERY, rank
 
 
 def second_rows(model: Any, ids: torch.Tensor, rows: int = 8, starts: int = 16) -> tuple[int, float]:

@@ -18,14 +18,14 @@ from transformers import AutoModelForSequenceClassification, pipeline
 
 import whence
 from whence.errors import InputError, ModelError, WhenceError
-from whence.models.data import Labelled
-from whence.models.training import trainer as training
-from whence.models.training.batches import encode
-from whence.models.training.compare import Comparison, compare, paired
-from whence.models.training.demo import demo_data
-from whence.models.training.fit import Settings, build, train
-from whence.models.training.variants import VARIANTS, overrides
-from whence.models.training.vocabulary import tokenizer_of, train_tokenizer
+from whence.identifiable.data import Labelled
+from whence.identifiable.training import trainer as training
+from whence.identifiable.training.batches import encode
+from whence.identifiable.training.compare import Comparison, compare, paired
+from whence.identifiable.training.demo import demo_data
+from whence.identifiable.training.fit import Settings, build, train
+from whence.identifiable.training.variants import VARIANTS, overrides
+from whence.identifiable.training.vocabulary import tokenizer_of, train_tokenizer
 
 TINY = Settings(epochs=3, batch_size=16, model={"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16})
 DATA = demo_data(160)
@@ -70,8 +70,8 @@ RESUMED = replace(TINY, epochs=4, patience=0, checkpoint_steps=7)
 SCRIPT = """
 import sys, torch
 torch.set_num_threads(1)
-from whence.models.training.fit import Settings, train
-from whence.models.training.demo import demo_data
+from whence.identifiable.training.fit import Settings, train
+from whence.identifiable.training.demo import demo_data
 train(demo_data(400), out=sys.argv[1], settings=Settings(**eval(sys.argv[2])))
 """
 

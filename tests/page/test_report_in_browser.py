@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import whence
-from whence.core.bounds import weight_bounds
+from whence.core.attention.bounds import weight_bounds
 
 
 def go(page: Any, hash_: str) -> None:

@@ -10,11 +10,11 @@ import torch
 
 from conformance.zoo import build
 from whence.errors import ModelError
-from whence.loading import Model
-from whence.reading import interface
-from whence.reading.attach import FUNCTION_MODE, INTERFACE, attached
+from whence.model.load import Model
+from whence.reading.capture import interface
+from whence.reading.capture.attach import FUNCTION_MODE, INTERFACE, attached
+from whence.reading.capture.recorder import Tap
 from whence.reading.run import trace
-from whence.reading.tap import Tap
 
 
 def state(model):

@@ -7,7 +7,7 @@ import torch
 
 from conformance.zoo import build
 from whence.errors import InputError, ModelError
-from whence.loading import Model
+from whence.model.load import Model
 from whence.reading.inputs import position_limit, prepare
 from whence.reading.run import trace
 

@@ -9,10 +9,10 @@ from torch import nn
 from conformance.sweep import judge
 from conformance.zoo import build, find
 from whence.errors import ModelError
-from whence.loading import load
-from whence.reading.attach import FUNCTION_MODE, INTERFACE
-from whence.reading.doctor import doctor
-from whence.reading.proof import prove
+from whence.model.load import load
+from whence.reading.capture.attach import FUNCTION_MODE, INTERFACE
+from whence.reading.wiring.doctor import doctor
+from whence.reading.wiring.proof import prove
 
 READ = {
     "bert": (INTERFACE, "post-norm"),

@@ -9,9 +9,9 @@ from torch import nn
 import whence
 from conformance.zoo import build
 from whence.errors import InputError
-from whence.loading import Model
+from whence.model.load import Model
+from whence.reading.rerun.substitution import Replace, ZeroValues
 from whence.reading.run import trace
-from whence.reading.substitution import Replace, ZeroValues
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "gptj", "xlnet", "bart", "gpt_oss", "deberta-v2"])

@@ -8,7 +8,7 @@ import torch
 import whence
 from conformance.zoo import build
 from whence.errors import InputError, WiringError
-from whence.loading import Model
+from whence.model.load import Model
 from whence.reading.run import trace
 from whence.reading.trace import Trace
 

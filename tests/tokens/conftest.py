@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from conformance.zoo import build
-from whence.loading import Model
+from whence.model.load import Model
 
 WORDS = [f"w{i}" for i in range(90)]
 

@@ -83,8 +83,8 @@ def test_groups(result: TokenIdentifiability) -> None:
 def test_pieces_of_words() -> None:
     from dataclasses import replace
 
-    from whence.provenance import Provenance
-    from whence.reading.tokens import Tokens
+    from whence.reading.labels import Tokens
+    from whence.results.provenance import Provenance
 
     text = ("[CLS]", "un", "##able", "man", "[SEP]")
     tokens = Tokens(text * 2, text * 2, None, None, (None, 0, 0, 1, None) * 2, (True, False, False, False, True) * 2)

@@ -11,7 +11,7 @@ import torch
 
 from tests.tokens.conftest import sentences
 from whence.errors import InputError
-from whence.loading import Model
+from whence.model.load import Model
 from whence.reading.run import trace
 from whence.tokens.corpus import corpus
 from whence.tokens.result import NOT_COUNTED, TokenIdentifiability

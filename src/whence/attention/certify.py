@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from whence.attention.heads import find_row, row_of
-from whence.core.certificate import Certificate, certify_row
-from whence.core.head_certificate import HeadCertificate, certify_head
-from whence.provenance import Provenance
-from whence.reading.tokens import Tokens
+from whence.core.attention.certificate import Certificate, certify_row
+from whence.core.attention.head_certificate import HeadCertificate, certify_head
+from whence.reading.labels import Tokens
 from whence.reading.trace import Trace
+from whence.results.provenance import Provenance
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from whence.attention.heads import by_group, row_of
 from whence.attention.witness import Verification, relative
-from whence.core.alternative_attention import alternative_attention
-from whence.core.witness import random_row_at, witness_row
-from whence.reading.substitution import Replace, Substituted, substitute
+from whence.core.attention.alternatives import alternative_attention
+from whence.core.attention.witness import random_row_at, witness_row
+from whence.reading.rerun.substitution import Replace, Substituted, substitute
 from whence.reading.trace import Stack, Trace
-from whence.results import Result
+from whence.results.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,12 +7,12 @@ from typing import ClassVar, overload
 from torch import Tensor
 
 from whence.attention.heads import by_group
-from whence.core._checks import Constraint
-from whence.core._memory import stacked
-from whence.core.effective_attention import effective_attention as effective
+from whence.core.attention.effective_attention import effective_attention as effective
+from whence.core.numerics._memory import stacked
+from whence.core.numerics.checks import Constraint
 from whence.errors import InputError
 from whence.reading.trace import Layer, Trace
-from whence.results import Result
+from whence.results.result import Result
 
 
 class EffectiveAttention(Result):

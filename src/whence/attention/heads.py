@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.reading.tokens import Tokens
+from whence.reading.labels import Tokens
 from whence.reading.trace import Layer, Stack, Trace
 
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from whence.attention.effective_attention import of_layer
 from whence.attention.heads import by_group, identifying_values
-from whence.core.leverage import leverage
-from whence.core.null_space import NullSpace, null_space
+from whence.core.attention.leverage import leverage
+from whence.core.attention.null_space import NullSpace, null_space
 from whence.reading.trace import Layer, Stack, Trace
-from whence.results import Result
+from whence.results.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd

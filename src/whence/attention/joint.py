@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from whence.core.joint import JointIdentifiability, joint_identifiability
-from whence.provenance import Provenance
+from whence.core.attention.joint import JointIdentifiability, joint_identifiability
 from whence.reading.trace import Trace
+from whence.results.provenance import Provenance
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class LayerStatement:
         )
 
     def plot(self, *, ax: Any = None) -> Any:
-        """What is free in common. See `whence.plotting_attention`; returns the Axes."""
-        from whence.plotting_attention import plot_layer_statement
+        """What is free in common. See `whence.results.plotting_attention`; returns the Axes."""
+        from whence.results.plotting_attention import plot_layer_statement
 
         return plot_layer_statement(self, ax)
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from whence.attention.heads import identifying_values, row_of
-from whence.core.fibre import fibre_dimension, near_tied
-from whence.core.fibre_search import search_fibre
+from whence.core.attention.reachable_rows import fibre_dimension, near_tied
+from whence.core.attention.search_reachable import search_fibre
 from whence.errors import WiringError
 from whence.reading.trace import Layer
 

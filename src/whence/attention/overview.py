@@ -11,7 +11,7 @@ from torch import Tensor
 from whence.attention.certify import TokenCertificate, certify
 from whence.attention.heads import by_group
 from whence.attention.identifiability import Identifiability, identifiability
-from whence.core.bounds import weight_bounds
+from whence.core.attention.bounds import weight_bounds
 from whence.reading.trace import Layer, Stack, Trace
 
 HEADS, ROWS = 4, 2  # heads tried for each one shown, and rows of each: exact intervals for these only
@@ -70,8 +70,8 @@ class Overview:
         return [limit, here]
 
     def plot(self, *, ax: Any = None) -> Any:
-        """Layers by heads. See `whence.plotting_attention`; returns the Axes."""
-        from whence.plotting_attention import plot_overview
+        """Layers by heads. See `whence.results.plotting_attention`; returns the Axes."""
+        from whence.results.plotting_attention import plot_overview
 
         return plot_overview(self, ax)
 

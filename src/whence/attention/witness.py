@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from whence.attention.heads import find_row, row_of
-from whence.core.witness import random_row_at, witness_row
-from whence.provenance import Provenance
-from whence.reading.substitution import Replace, Substituted, substitute
+from whence.core.attention.witness import random_row_at, witness_row
+from whence.reading.rerun.substitution import Replace, Substituted, substitute
 from whence.reading.trace import Trace
+from whence.results.provenance import Provenance
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Verification:
         return all(change is None or change <= 1e-6 for change in found)
 
     def plot(self, *, ax: Any = None) -> Any:
-        """What changed, beside the control. See `whence.plotting_attention`; returns the Axes."""
-        from whence.plotting_attention import plot_verification
+        """What changed, beside the control. See `whence.results.plotting_attention`; returns the Axes."""
+        from whence.results.plotting_attention import plot_verification
 
         return plot_verification(self, ax)
 
@@ -94,8 +94,8 @@ class RowWitness:
         return substitute(self.trace, change, model=model)
 
     def plot(self, *, ax: Any = None) -> Any:
-        """The row beside the other. See `whence.plotting_attention`; returns the Axes."""
-        from whence.plotting_attention import plot_witness
+        """The row beside the other. See `whence.results.plotting_attention`; returns the Axes."""
+        from whence.results.plotting_attention import plot_witness
 
         return plot_witness(self, ax)
 

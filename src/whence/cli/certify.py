@@ -39,7 +39,7 @@ def command(
     with working(f"Reading {model}", quiet):
         from whence.attention.certify import certify
         from whence.attention.witness import witness
-        from whence.loading import load
+        from whence.model.load import load
         from whence.reading.run import trace
 
         source = sys.stdin.read() if text == "-" else text

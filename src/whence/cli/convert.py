@@ -51,13 +51,13 @@ def command(
     """
     import random
 
-    from whence.loading import load
-    from whence.models.conversion.convert import tie_keys
-    from whence.models.conversion.probes import Probe
-    from whence.models.conversion.refusal import refuse_unfit
-    from whence.models.conversion.result import fidelity_table
-    from whence.models.data import read_labelled
-    from whence.texts import read_texts
+    from whence.identifiable.conversion.convert import tie_keys
+    from whence.identifiable.conversion.probes import Probe
+    from whence.identifiable.conversion.refusal import refuse_unfit
+    from whence.identifiable.conversion.result import fidelity_table
+    from whence.identifiable.data import read_labelled
+    from whence.model.load import load
+    from whence.reading.texts import read_texts
 
     if out.exists() and not out.is_dir():
         raise InputError(f"{str(out)!r} is a file; give a folder.")

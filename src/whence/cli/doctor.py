@@ -9,7 +9,7 @@ import typer
 from whence.cli._app import FAILED, Debug, Json, Quiet, messages, print_json, results, working
 
 if TYPE_CHECKING:
-    from whence.reading.doctor import Report
+    from whence.reading.wiring.doctor import Report
 
 Name = Annotated[str, typer.Argument(metavar="MODEL", help="An embedded model, a local folder or a hub id.")]
 
@@ -37,8 +37,8 @@ def command(
     without. Exit code 1, with the reason, where the reading cannot be trusted.
     """
     with working(f"Reading {model}", quiet):
-        from whence.loading import load
-        from whence.reading.doctor import doctor
+        from whence.model.load import load
+        from whence.reading.wiring.doctor import doctor
 
         loaded = load(model, task, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
         report = doctor(loaded, text)

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from whence import embedded
 from whence.cli._app import Debug, Json, Quiet, messages, print_json, results
 from whence.errors import InputError, UnavailableError
+from whence.model import catalogue as embedded
 
 
 def command(

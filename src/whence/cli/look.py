@@ -56,7 +56,7 @@ def command(
     if text == "-":
         text = sys.stdin.read()
     with working(f"Reading {model}", quiet):
-        from whence.loading import load
+        from whence.model.load import load
         from whence.reading.run import trace
 
         loaded = load(model, task)

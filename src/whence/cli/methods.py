@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from whence import registry
+from whence import method_table as registry
 from whence.cli._app import Debug, Json, messages, print_json, results
 
 

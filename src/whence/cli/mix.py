@@ -46,7 +46,7 @@ def command(
     if top < 1:
         raise InputError(f"--top {top} shows nothing; give 1 or more.")
     with working(f"Reading {model}", quiet):
-        from whence.loading import load
+        from whence.model.load import load
         from whence.reading.run import trace
 
         source = sys.stdin.read() if text == "-" else text

@@ -62,8 +62,8 @@ def command(
     chosen = _numbers("--layers", layers)
     aims = _numbers("--targets", targets)
     with working(f"Loading {model}", quiet):
-        from whence.loading import load
-        from whence.texts import read_texts
+        from whence.model.load import load
+        from whence.reading.texts import read_texts
         from whence.tokens.token_identifiability import token_identifiability
 
         data = read_texts(texts, text, pair=pair, format=format_, split=split, limit=limit)
@@ -170,7 +170,7 @@ def _check_plot(path: Path | None) -> None:
 def _draw(result: TokenIdentifiability, path: Path) -> None:
     import io
 
-    from whence.files import write_atomically
+    from whence.results.files import write_atomically
 
     buffer = io.BytesIO()
     result.plot().figure.savefig(buffer, format=path.suffix[1:].lower(), dpi=150)

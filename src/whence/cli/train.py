@@ -81,9 +81,9 @@ def command(
         raise InputError("Give labelled texts with --data FILE, or --demo to see it work without any (not both).")
     import torch
 
-    from whence.models.data import Labelled, read_labelled
-    from whence.models.training.demo import demo_data
-    from whence.models.training.fit import Settings, train
+    from whence.identifiable.data import Labelled, read_labelled
+    from whence.identifiable.training.demo import demo_data
+    from whence.identifiable.training.fit import Settings, train
 
     if threads is not None or demo:  # the demo's model is so small that several threads only wait for each other
         torch.set_num_threads(threads or 1)
@@ -131,8 +131,8 @@ def command(
 def _compare(
     data: Any, test: Any, out: Path, settings: Any, variants: str | None, seeds: int, as_json: bool, quiet: bool
 ) -> None:
-    from whence.models.training.compare import compare
-    from whence.models.training.variants import VARIANTS
+    from whence.identifiable.training.compare import compare
+    from whence.identifiable.training.variants import VARIANTS
 
     chosen = [v.strip() for v in variants.split(",")] if variants else list(VARIANTS)
     say = None if quiet else messages.print

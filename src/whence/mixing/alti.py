@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from whence.mixing._turned import turned
 from whence.mixing.decomposition import Decomposition
+from whence.mixing.jacobian._turned import turned
 
 _BLOCK = 1 << 18  # numbers worked on at a time: 1 MB in float32, so that they stay in the processor's cache
 _ROWS = 128

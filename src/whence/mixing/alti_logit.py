@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, WiringError
-from whence.loading import Model
 from whence.mixing.alti import alti
 from whence.mixing.decomposition import decompose, working
 from whence.mixing.rollout import rollout
-from whence.reading.norms import Norm, recognise
-from whence.reading.tape import deviation
+from whence.model.load import Model
 from whence.reading.trace import Layer, Trace
-from whence.results import Result
+from whence.reading.wiring.norms import Norm, recognise
+from whence.reading.wiring.op_graph import deviation
+from whence.results.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from whence.errors import InputError, MissingExtraError
-from whence.loading import Model, as_model
 from whence.mixing.alti_logit import LogitContributions, _target
 from whence.mixing.contributions import contributions
 from whence.mixing.hidden_token_attribution import hidden_token_attribution
-from whence.reading.attach import accepted, evaluating
-from whence.reading.replay import repeated
+from whence.model.load import Model, as_model
+from whence.reading.capture.attach import accepted, evaluating
+from whence.reading.labels import Tokens
+from whence.reading.rerun.replay import repeated
 from whence.reading.run import on_device, trace
-from whence.reading.tokens import Tokens
 from whence.reading.trace import Trace
-from whence.results import Result
+from whence.results.result import Result
 
 CAPTUM = ("gradient", "input-x-gradient", "integrated-gradients", "occlusion", "lime", "kernel-shap")
 MIXING = (

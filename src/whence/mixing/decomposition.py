@@ -24,11 +24,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from whence.core._memory import fresh
+from whence.core.numerics._memory import fresh
 from whence.errors import InputError, WiringError
-from whence.mixing._turned import turned
-from whence.reading.norms import Norm
+from whence.mixing.jacobian._turned import turned
 from whence.reading.trace import Layer
+from whence.reading.wiring.norms import Norm
 
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 6e-2}
 """How far the parts may be from the model's own state, relative; 1e-4 for float32 and float64."""

@@ -19,12 +19,12 @@ from whence.mixing.budget import as_bytes
 from whence.mixing.contributions import EMBEDDINGS, Contributions
 from whence.mixing.decomposition import TOLERANCE
 from whence.mixing.mixture import check_rows
-from whence.reading.feedforward import FeedForward, Linear, read_blocks, times
 from whence.reading.inputs import Prepared
-from whence.reading.norms import Norm
 from whence.reading.run import prove_model
-from whence.reading.tape import deviation
 from whence.reading.trace import Layer, Trace
+from whence.reading.wiring.block_tail import FeedForward, Linear, read_blocks, times
+from whence.reading.wiring.norms import Norm
+from whence.reading.wiring.op_graph import deviation
 
 
 def decompx(

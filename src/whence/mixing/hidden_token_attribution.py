@@ -4,7 +4,7 @@ Brunner et al., "On Identifiability in Transformers" (ICLR 2020), section 5: wit
 
     c_ij^l = ‖J_ij^l‖_F / Σ_k ‖J_kj^l‖_F,     stored as values[l, j, i], so that rows sum to 1 like attention's.
 
-Forward mode: a direction at one input token is followed through all layers in one sweep (`whence.mixing._folding`).
+Forward mode: a direction at one input token is followed through all layers in one sweep (`whence.mixing.jacobian.fold`).
 Exact: d directions per token. Probes: k orthonormal directions q_c per token, and (d/k) Σ_c ‖J q_c‖² is an unbiased
 estimate of ‖J‖_F² (Hutchinson); the standard errors of the shares follow by the delta method.
 """
@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, WiringError
-from whence.loading import Model
-from whence.mixing._folding import norm_tangent
-from whence.mixing._sweep import Sweep, columns, prepare, run
 from whence.mixing.budget import as_bytes
+from whence.mixing.jacobian.fold import norm_tangent
+from whence.mixing.jacobian.sweep import Sweep, columns, prepare, run
 from whence.mixing.mixture import Mixture, check_rows
 from whence.mixing.progress import Progress, bar
-from whence.reading.norms import Norm, recognise
+from whence.model.load import Model
 from whence.reading.run import on_device
-from whence.reading.tape import deviation
 from whence.reading.trace import Stack, Trace
+from whence.reading.wiring.norms import Norm, recognise
+from whence.reading.wiring.op_graph import deviation
 
 EXACT_LENGTH = 24
 """Up to this many tokens mode="auto" is exact: beyond, probes."""
@@ -273,7 +273,7 @@ def _embedding_norm(trace: Trace, model: Model, stack: Stack) -> tuple[Norm, Ten
 
     try:
         hooks = [module.register_forward_hook(watch) for module in model.model.modules()]
-        from whence.reading.attach import accepted, evaluating
+        from whence.reading.capture.attach import accepted, evaluating
 
         with evaluating(model.model):
             model.model(**accepted(model.model, on_device(model, trace.inputs)))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whence.mixing.hidden_token_attribution import HiddenTokenAttribution, hidden_token_attribution
 from whence.reading.trace import Trace
-from whence.results import Result
+from whence.results.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd

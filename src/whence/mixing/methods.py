@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.core.effective_attention import effective_attention
+from whence.core.attention.effective_attention import effective_attention
 from whence.errors import InputError, WiringError
 from whence.mixing.alti import alti as alti_of
 from whence.mixing.alti import normalise_rows
@@ -23,10 +23,10 @@ from whence.mixing.layerwise import Matrix, Plan, layerwise, of_stack, single
 from whence.mixing.norms import part_norms
 from whence.mixing.progress import Progress, bar
 from whence.mixing.value_zeroing import value_zeroing
-from whence.reading.feedforward import feedforward_of
 from whence.reading.inputs import Prepared
 from whence.reading.run import prove_model
 from whence.reading.trace import Layer, Trace
+from whence.reading.wiring.block_tail import feedforward_of
 
 
 @layerwise

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from whence.errors import InputError
 from whence.mixing import summaries
-from whence.results import Result
+from whence.results.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from whence.mixing._turned import turned
 from whence.mixing.decomposition import Decomposition
+from whence.mixing.jacobian._turned import turned
 
 _KEYS, _FEW = 64, 32  # keys factorised, and keys multiplied, together: their vectors stay in the processor's cache
 _APART = 1e-2  # a head is apart from those before it if this much of its squared length is

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.reading.tokens import Tokens
-from whence.results import Result
+from whence.reading.labels import Tokens
+from whence.results.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,12 +17,12 @@ from whence.mixing.budget import as_bytes
 from whence.mixing.contributions import LAYER, Contributions
 from whence.mixing.mixture import check_rows
 from whence.mixing.progress import Progress, bar
+from whence.reading.capture.recorder import Edit
 from whence.reading.inputs import Prepared
-from whence.reading.proof import Site
-from whence.reading.replay import block_handles, repeated, replay
+from whence.reading.rerun.replay import block_handles, repeated, replay
 from whence.reading.run import prove_model
-from whence.reading.tap import Edit
 from whence.reading.trace import Trace
+from whence.reading.wiring.proof import Site
 
 
 def value_zeroing(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from whence.errors import InputError, ModelError
-from whence.loading import Model
-from whence.reading.tokens import Tokens, readable
+from whence.model.load import Model
+from whence.reading.labels import Tokens, readable
 
 GENERATE = 32  # how many tokens an encoder–decoder writes when no target is given
 
@@ -157,7 +157,7 @@ def _with_target(model: Model, prepared: Prepared, target: Any) -> Prepared:
     elif target is not None:
         ids = torch.as_tensor(target).reshape(1, -1)
     elif _can_generate(model.model):
-        from whence.reading.attach import evaluating, lock_of
+        from whence.reading.capture.attach import evaluating, lock_of
 
         with lock_of(model.model), evaluating(model.model):
             given = {k: v.to(_device(model.model)) for k, v in prepared.inputs.items()}

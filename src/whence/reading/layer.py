@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, WiringError
-from whence.reading.dataflow import times
-from whence.reading.norms import Norm
-from whence.reading.projection import Projection
-from whence.reading.tap import mix
+from whence.reading.capture.recorder import mix
+from whence.reading.wiring.dataflow import times
+from whence.reading.wiring.norms import Norm
+from whence.reading.wiring.projection import Projection
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from whence.errors import InputError, ModelError
-from whence.loading import Model, as_model
-from whence.provenance import Provenance
-from whence.reading.attach import accepted, attached, picking_up
+from whence.model.load import Model, as_model
+from whence.reading.capture.attach import accepted, attached, picking_up
+from whence.reading.capture.recorder import Call, Edit, Tap
 from whence.reading.inputs import Prepared, beginning, label_ids, pad_together, prepare
-from whence.reading.proof import Proof, Site, check_weights, proof_of
-from whence.reading.tap import Call, Edit, Tap
-from whence.reading.tape import deviation
-from whence.reading.tokens import Tokens
+from whence.reading.labels import Tokens
 from whence.reading.trace import KEEP, Layer, Stack, Trace
-from whence.reading.wiring import Handle
+from whence.reading.wiring.op_graph import deviation
+from whence.reading.wiring.proof import Proof, Site, check_weights, proof_of
+from whence.reading.wiring.residual import Handle
+from whence.results.provenance import Provenance
 
 BATCH = 8  # sequences in one forward pass
 
@@ -54,7 +54,7 @@ def trace(
     (text or ids); None: what the model itself writes. `keep`: which of "attention", "queries", "keys", "values",
     "outputs", "states" to hold; None: all. `truncate`: cut a text that is too long instead of refusing it.
 
-    On the first trace of a model the four proofs of `whence.reading.proof` are made; a model that cannot be read is
+    On the first trace of a model the four proofs of `whence.reading.wiring.proof` are made; a model that cannot be read is
     refused with what was tried.
 
     >>> import whence

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from whence.reading.norms import Norm
-from whence.reading.projection import Projection
+from whence.reading.wiring.norms import Norm
+from whence.reading.wiring.projection import Projection
 
 
 def pack(key: str, value: Any, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:

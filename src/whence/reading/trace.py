@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.files import load_tensors, save_tensors
-from whence.provenance import Provenance
+from whence.reading.labels import Tokens
 from whence.reading.layer import Layer, ranges
 from whence.reading.storage import pack, parts, unpack
-from whence.reading.tokens import Tokens
+from whence.results.files import load_tensors, save_tensors
+from whence.results.provenance import Provenance
 
 if TYPE_CHECKING:
-    from whence.loading import Model
+    from whence.model.load import Model
 
 __all__ = ["KEEP", "Layer", "Stack", "Trace"]
 
@@ -247,7 +247,7 @@ class Trace:
 
     def with_model(self, model: Model | None) -> Model:
         """The model to run again: the one given, else the trace's own; refused if its weights are not the trace's."""
-        from whence.loading import as_model
+        from whence.model.load import as_model
 
         chosen = as_model(model) if model is not None else self.model
         if chosen is None:

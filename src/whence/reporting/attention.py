@@ -9,7 +9,7 @@ from torch import Tensor
 
 from whence.attention.certify import TokenCertificate, certify
 from whence.attention.overview import Overview
-from whence.reading.tokens import Tokens
+from whence.reading.labels import Tokens
 from whence.reading.trace import Stack, Trace
 from whence.reporting.counter_examples import STOPS, counter_example
 

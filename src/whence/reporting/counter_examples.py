@@ -9,9 +9,9 @@ from torch import Tensor
 
 from whence.attention.heads import row_of
 from whence.attention.witness import RowWitness, relative, witness
-from whence.core.row_intervals import row_intervals
-from whence.core.witness import random_row_at
-from whence.reading.substitution import Replace, Substituted, substitute
+from whence.core.attention.row_intervals import row_intervals
+from whence.core.attention.witness import random_row_at
+from whence.reading.rerun.substitution import Replace, Substituted, substitute
 from whence.reading.trace import Trace
 from whence.reporting.outputs import describe_output
 

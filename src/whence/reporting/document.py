@@ -11,7 +11,6 @@ import torch
 from whence.attention.overview import Overview, overview
 from whence.errors import InputError
 from whence.mixing.mixture import Mixture
-from whence.provenance import library_versions
 from whence.reading.trace import Stack, Trace
 from whence.reporting.attention import QUANTITIES, counter_examples, exact_rows, plain, stack_data
 from whence.reporting.exact import WEIGHTS, ExactIntervals, HeadIntervals
@@ -19,6 +18,7 @@ from whence.reporting.heads import Alternatives, Detail, alternatives_of, detail
 from whence.reporting.mixing import mixtures, naive_identifiability
 from whence.reporting.prediction import prediction_data
 from whence.reporting.progress import Step, silent
+from whence.results.provenance import library_versions
 
 FORMAT = 1
 DETAILS = ("light", "standard", "full")

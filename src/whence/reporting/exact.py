@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from whence.attention.heads import identifying_values
-from whence.core.row_intervals import RowInterval, row_intervals
+from whence.core.attention.row_intervals import RowInterval, row_intervals
 from whence.reading.trace import Layer
 
 WEIGHTS = 16

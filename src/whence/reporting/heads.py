@@ -10,8 +10,8 @@ from torch import Tensor
 
 from whence.attention.effective_attention import of_layer
 from whence.attention.heads import by_group
-from whence.core.alternative_attention import alternative_attention
-from whence.core.bounds import weight_bounds
+from whence.core.attention.alternatives import alternative_attention
+from whence.core.attention.bounds import weight_bounds
 from whence.reading.trace import Layer
 from whence.reporting.exact import WEIGHTS, HeadIntervals
 from whence.reporting.quantise import Quantised, pack, quantise, whole_numbers

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.loading import Model
+from whence.model.load import Model
 
 TOP = 6
 COMPONENTS = 384

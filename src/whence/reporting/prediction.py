@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from whence.errors import InputError, WhenceError
-from whence.loading import Model
+from whence.model.load import Model
 from whence.reading.trace import Trace
 from whence.reporting.attention import plain, tokens_data
 from whence.reporting.mixing import PAPERS, TITLES

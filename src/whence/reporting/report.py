@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whence.errors import InputError
-from whence.files import write_atomically
+from whence.results.files import write_atomically
 
 if TYPE_CHECKING:
     from whence.attention.overview import Overview

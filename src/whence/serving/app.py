@@ -29,7 +29,7 @@ except ImportError as missing:  # pragma: no cover - the message is all there is
     raise MissingExtraError("the server needs FastAPI: pip install 'whence[web]'.") from missing
 
 if TYPE_CHECKING:
-    from whence.loading import Model
+    from whence.model.load import Model
 
 log = logging.getLogger("whence.serving")
 

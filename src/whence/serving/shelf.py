@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from whence.errors import InputError
-from whence.loading import Model, load
+from whence.model.load import Model, load
 from whence.reading.trace import Trace
 
 

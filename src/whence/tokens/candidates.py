@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.loading import Model
-from whence.reading.tokens import Tokens
+from whence.model.load import Model
+from whence.reading.labels import Tokens
 from whence.tokens import nearest
 from whence.tokens.maps import part_of
 from whence.tokens.result import HIT, MISS, NOT_COUNTED

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from whence.errors import InputError
-from whence.loading import Model
+from whence.model.load import Model
 from whence.reading.inputs import position_limit
 from whence.tokens.split import FEWEST
 

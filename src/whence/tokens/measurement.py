@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.provenance import Provenance
-from whence.reading.tokens import Tokens
+from whence.reading.labels import Tokens
+from whence.results.provenance import Provenance
 from whence.tokens.candidates import Data
 from whence.tokens.closed_form import Moments, moments, procrustes, ridge
 from whence.tokens.maps import MAPS, PARTS, Affine, Map, part_of

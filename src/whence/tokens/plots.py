@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from whence.plotting import new_axes
+from whence.results.plotting import new_axes
 
 if TYPE_CHECKING:
     from whence.tokens.result import TokenIdentifiability

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.files import load_tensors
-from whence.provenance import Provenance
-from whence.reading.tokens import Tokens
-from whence.results import Result
+from whence.reading.labels import Tokens
+from whence.results.files import load_tensors
+from whence.results.provenance import Provenance
+from whence.results.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd

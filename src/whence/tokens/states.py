@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, UnavailableError
-from whence.loading import Model
+from whence.model.load import Model
+from whence.reading.labels import Tokens
 from whence.reading.run import trace
-from whence.reading.tokens import Tokens
 from whence.tokens.corpus import Corpus
 
 BUDGET = 1 << 30  # bytes of states held in memory

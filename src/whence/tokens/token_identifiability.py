@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from whence.errors import InputError
-from whence.loading import as_model
-from whence.provenance import Provenance
+from whence.model.load import as_model
+from whence.results.provenance import Provenance
 from whence.tokens.candidates import Data, Vocabulary
 from whence.tokens.corpus import corpus
 from whence.tokens.intervals import bootstrap as interval

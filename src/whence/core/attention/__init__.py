@@ -1,0 +1,1 @@
+"""Attention and its alternatives, as pure functions on tensors."""

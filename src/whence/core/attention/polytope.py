@@ -1,0 +1,218 @@
+"""The attention polytope: every attention row with the same head output, as one warm-started linear program.
+
+P = {x ≥ 0, 1ᵀx = 1, xᵀV = aᵀV} (tolerance 0), or {…, |xᵀV − aᵀV| ≤ δ in every coordinate} with δ = tolerance · rms of
+the output. One HiGHS model a row; only the objective changes between solves, so the last vertex stays feasible and
+primal simplex continues from it (METHODS 1.1 (2)).
+
+What a solver returns is never trusted. For any u ∈ R^{d_v}, with o = aᵀV,
+
+    min_{x∈P} cᵀx  ≥  uᵀo − δ‖u‖₁ + min_j (c_j − v_jᵀu),
+
+because x ≥ 0 and 1ᵀx = 1. `proved_minimum` evaluates the right side in float64, less what its own rounding could
+amount to: that number, and not the solver's, is the bound reported, and anyone can recompute it from u.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from whence.core.numerics.basis import column_basis, unit_scale
+from whence.errors import MissingExtraError, WhenceError
+
+Array = npt.NDArray[np.float64]
+_EPS = float(np.finfo(np.float64).eps)
+
+
+def load_highs() -> ModuleType:
+    """highspy, or an error that names what to install."""
+    try:
+        import highspy
+    except ImportError as error:
+        raise MissingExtraError(
+            "exact intervals and witnesses need the HiGHS solver; install it with: pip install highspy "
+            "(the closed-form bounds of whence.core.attention.bounds need nothing)."
+        ) from error
+    return highspy
+
+
+def output_slack(row: Array, values: Array, tolerance: float) -> float:
+    """δ = tolerance · rms of the head output: how far each output coordinate may move."""
+    return tolerance * float(np.sqrt(np.mean((row @ values) ** 2)))
+
+
+def proved_minimum(
+    costs: Array, duals: Array, row: Array, values: Array, slack: float, *, allowance: float = 1.0
+) -> Array:
+    """Rigorous lower bounds on min cᵀx over P, one for each (cost, dual) pair; no solver involved.
+
+    costs (k, n), duals (k, d_v), row (n,), values (n, d_v), slack δ ≥ 0. Each is uᵀo − δ‖u‖₁ + min_j(c_j − v_jᵀu) less
+    `allowance` times a bound on the rounding of these dot products. Reported bounds leave twice the rounding, so that a
+    later check, whose sums may run in another order, still proves them with once.
+    """
+    output = row @ values
+    price = duals @ values.T
+    size = np.abs(duals) @ np.abs(values).max(axis=0, initial=0.0)
+    rounding = allowance * 4 * (values.shape[1] + row.shape[0]) * _EPS * (size + slack * np.abs(duals).sum(1))
+    bound = duals @ output - slack * np.abs(duals).sum(1) + (costs - price).min(axis=1)
+    return np.asarray(bound - rounding, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """One solved program: the vertex reached (n,), the dual u (d_v,) and the lower bound that u proves."""
+
+    vertex: Array
+    dual: Array
+    bound: float
+
+
+class Polytope:
+    """P for one row; `minimum(c)` returns a vertex and a proof. Not for use from two threads at once.
+
+    row (n,) sums to 1, values (n, d_v): both float64 and restricted to the visible keys. perturbed: let the solver
+    perturb bounds against cycling; without it thousands of programs of one head take half the steps, and one that
+    does not end is solved again with it.
+    """
+
+    def __init__(
+        self, row: Array, values: Array, *, tolerance: float = 0.0, eps: float = _EPS, perturbed: bool = True
+    ) -> None:
+        self.row, self.values = row, values
+        self.slack = output_slack(row, values, tolerance)
+        n = len(row)
+        scaled, scale = unit_scale(torch.from_numpy(values).unsqueeze(0))
+        body = scaled[0].numpy()
+        self._centre = body.mean(axis=0)
+        self._scale = float(scale)
+        if tolerance == 0.0:
+            # Orthonormal constraints: the simplex method then works on a perfectly conditioned matrix, and a
+            # rank-deficient V costs nothing. Directions below the rank tolerance are dropped: P only grows.
+            basis = column_basis(scaled, None, eps, "simplex")
+            if bool(basis.identified[0]):
+                u, s, _ = np.linalg.svd(np.column_stack([body - self._centre, np.ones(n)]), full_matrices=False)
+                q = u[:, s > s[0] * n * _EPS]
+            else:
+                q = basis.q[0].numpy()
+                q = q[:, np.abs(q).max(axis=0) > 0]
+            self._q = q * np.sqrt(n)
+            self._back = np.linalg.pinv(body - self._centre, rcond=max(body.shape) * _EPS) @ self._q
+            low = high = row @ self._q
+            matrix = self._q
+            self.rank = int(basis.rank[0])
+        else:
+            spread = np.abs(body - self._centre).max(axis=0)
+            self._unit = np.where(spread > 0, spread, 1.0)
+            matrix = np.column_stack([(body - self._centre) / self._unit, np.ones(n)])
+            middle = row @ matrix
+            wide = np.append(self.slack / self._scale / self._unit, 0.0)
+            low, high = middle - wide, middle + wide
+            self.rank = 1
+        self._tolerant = tolerance != 0.0
+        self._highs = self._model(matrix, low, high)
+        if not perturbed:
+            self._perturb(0.0, limit=50 * n + 1000)
+        self.solved = 0
+
+    def _perturb(self, much: float, *, limit: int) -> None:
+        self._highs.setOptionValue("simplex_scale_strategy", 0 if much == 0.0 else 2)
+        self._highs.setOptionValue("primal_simplex_bound_perturbation_multiplier", much)
+        self._highs.setOptionValue("simplex_iteration_limit", limit)
+
+    def _model(self, matrix: Array, low: Array, high: Array) -> Any:
+        highspy = load_highs()
+        n, rows = matrix.shape
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = n, rows
+        lp.col_cost_ = np.zeros(n)
+        lp.col_lower_, lp.col_upper_ = np.zeros(n), np.full(n, highspy.kHighsInf)
+        lp.row_lower_, lp.row_upper_ = low, high
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        lp.a_matrix_.start_ = np.arange(0, n * rows + 1, rows)
+        lp.a_matrix_.index_ = np.tile(np.arange(rows), n)
+        lp.a_matrix_.value_ = np.ascontiguousarray(matrix).ravel()
+        highs = highspy.Highs()
+        for name, value in (
+            ("output_flag", False),
+            ("threads", 1),
+            ("parallel", "off"),
+            ("presolve", "off"),
+            ("solver", "simplex"),
+            ("simplex_strategy", 4),  # primal: the last vertex stays feasible when only the objective changes
+            ("primal_feasibility_tolerance", 1e-9),
+            ("dual_feasibility_tolerance", 1e-9),
+        ):
+            highs.setOptionValue(name, value)
+        highs.passModel(lp)
+        self._columns = np.arange(n, dtype=np.int32)
+        self._optimal = highspy.HighsModelStatus.kOptimal
+        return highs
+
+    def minimum(self, cost: Array) -> Optimum:
+        """min cᵀx over P: the vertex, the dual and what the dual proves. cost (n,)."""
+        vertex = self.vertex(cost)
+        dual = self.dual()
+        bound = proved_minimum(cost[None], dual[None], self.row, self.values, self.slack, allowance=2.0)[0]
+        return Optimum(vertex, dual, float(bound))
+
+    def dual(self) -> Array:
+        """The dual u (d_v,) of the program solved last."""
+        return self._value_dual(np.array(self._highs.getSolution().row_dual))
+
+    def vertex(self, cost: Array) -> Array:
+        """A vertex of P that minimises cᵀx, as the solver returns it: entries may be off by 1e-9."""
+        highs = self._highs
+        highs.changeColsCost(len(cost), self._columns, cost)
+        highs.run()
+        self.solved += 1
+        if highs.getModelStatus() != self._optimal:
+            self._perturb(1.0, limit=2**31 - 1)
+            highs.clearSolver()
+            highs.run()
+        if highs.getModelStatus() != self._optimal:
+            status = highs.modelStatusToString(highs.getModelStatus())
+            raise WhenceError(
+                f"HiGHS ended with status {status!r} on a program that has a solution (the row itself); "
+                "please report the row and its values."
+            )
+        return np.array(highs.getSolution().col_value)
+
+    def move_to(self, row: Array, seen: npt.NDArray[np.bool_]) -> None:
+        """Turn to another row of the same head (tolerance 0 only); hidden keys are fixed at 0.
+
+        The constraint matrix stays, so the last basis is still a good place to start from.
+        """
+        self.row = row
+        right = row @ self._q
+        index = np.arange(len(right), dtype=np.int32)
+        self._highs.changeRowsBounds(len(right), index, right, right)
+        self._highs.changeColsBounds(len(row), self._columns, np.zeros(len(row)), np.where(seen, np.inf, 0.0))
+
+    def distance(self, other: Array) -> float:
+        """½‖x − a‖₁: how far another row is from this one."""
+        return 0.5 * float(np.abs(other - self.row).sum())
+
+    def _value_dual(self, row_dual: Array) -> Array:
+        """The solver's multipliers turned into u ∈ R^{d_v}, in the units of the values as given."""
+        if self._tolerant:
+            return np.asarray(row_dual[:-1] / self._unit / self._scale, dtype=np.float64)
+        # g = Qy lies in span[V − 1μᵀ, 1]; the part along 1 cancels in the bound, u = (V − 1μᵀ)⁺ g.
+        return np.asarray(self._back @ row_dual / self._scale, dtype=np.float64)
+
+    def polished(self, vertex: Array) -> Array:
+        """A vertex as an exact attention row: ≥ 0, sum 1, the equalities solved again on its support."""
+        x = np.clip(vertex, 0.0, None)
+        if not self._tolerant:
+            support = x > 1e-10
+            exact = np.zeros_like(x)
+            exact[support] = (
+                x[support] + np.linalg.lstsq(self._q[support].T, (self.row - x * support) @ self._q, rcond=None)[0]
+            )
+            if exact.min() >= 0.0:
+                x = exact
+        return np.asarray(x / x.sum(), dtype=np.float64)

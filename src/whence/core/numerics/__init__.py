@@ -1,0 +1,1 @@
+"""Bases, masks, checks and tolerances: what the measures of the core stand on."""

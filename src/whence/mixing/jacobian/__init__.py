@@ -1,0 +1,1 @@
+"""How a small change of the embeddings travels through the layers."""

@@ -1,0 +1,300 @@
+"""Forward mode with everything position-wise folded into matrices: how a direction travels through one block.
+
+A block is o_j = Φ_j(r_j, z_j), with z the head outputs, and z_j = attention(q_j(r_j), {k_m(r_m), v_m(r_m)}). Only the
+attention joins positions; all the rest is one matrix per position (row vectors, so that δo = δr · matrix):
+
+    δo_j = δr_j F_j + δz_j P_j,       P_j = ∂o_j/∂z_j,     F_j = ∂o_j/∂r_j|_z + ∂q_j/∂r_j · Cov_j · P_j
+    δz_j = Σ_m A_jm ( δv_m + s f′ (v_m − z_j) (q_j · δk_m) ),   Cov_j = s Σ_m A_jm f′ k_m (v_m − z_j)ᵀ
+
+(the query's own part of δz is inside F; s and f′: `whence.mixing.jacobian.scores`). Where the block's parts were read
+(`whence.reading.wiring.block_tail`) the matrices are written down; elsewhere they are taken from the model itself by forward
+mode, all positions and layers at once, with every block cut loose from the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whence.mixing.jacobian.forward_mode import Runner
+from whence.mixing.jacobian.scores import Scores
+from whence.reading.trace import Layer
+from whence.reading.wiring.block_tail import FeedForward, Reading, times
+from whence.reading.wiring.norms import Norm
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One block at one text. Rows are positions: across (n, d, d), outward (n, head·d_v, d)."""
+
+    across: Tensor
+    outward: Tensor
+    keys: Tensor  # (d, kv head · d_k), or (n, d, kv head · d_k) where it depends on the position
+    values: Tensor  # (d, kv head · d_v), likewise
+    norm_in: Norm | None  # keys and values read the input through this norm
+    block_input: Tensor  # (n, d)
+    attention: Tensor  # (head, n, n)
+    reacting: Tensor  # (head, n, n): A ⊙ f′
+    queries: Tensor  # (head, n, d_k), the scale in them
+    heads: Tensor  # values, (head, n, d_v)
+    outputs: Tensor  # (head, n, d_v)
+    query: Tensor  # (n, d, head · d_v): ∂q_j/∂r_j · Cov_j, the query's own part of δz
+    pairs: Tensor | None = None  # (head, n, n, d_k): what δk_m meets in row j, where that is not the query alone
+
+    def read(self, tangent: Tensor, at: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """(position, c, d) → δk, δv of these positions, each (position, c, head, …)."""
+        if self.norm_in is not None:
+            tangent = norm_tangent(self.norm_in, self.block_input[at], tangent)
+        count = self.heads.shape[0]
+        made = []
+        for matrix in (self.keys, self.values):
+            out = tangent @ (matrix if matrix.dim() == 2 else matrix[at])
+            groups = out.shape[-1] // (self.queries if matrix is self.keys else self.heads).shape[-1]
+            out = out.unflatten(-1, (groups, -1))
+            made.append(out if groups == count else out.repeat_interleave(count // groups, dim=-2))
+        return made[0], made[1]
+
+    def start(self, tangent: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Directions (c, d) at one token each → (δo (n, c, d), δz (n, c, head, d_v) without the query's own part).
+
+        The first layer: each direction touches one token only, so there is no sum over keys.
+        """
+        if self.norm_in is None and self.keys.dim() == 2:
+            key, value = (x[0] for x in self.read(tangent[None], slice(0, 1)))
+        else:
+            key, value = (x[:, 0] for x in self.read(tangent[:, None], source))
+        weights = self.attention[:, :, source]  # (head, n, c)
+        if self.pairs is None:
+            scores = torch.einsum("hid,chd->hic", self.queries, key)
+        else:
+            scores = torch.einsum("hicd,chd->hic", self.pairs[:, :, source], key)
+        scores = scores * self.reacting[:, :, source]
+        mixed = weights[..., None] * value.transpose(0, 1)[:, None]  # (head, n, c, d_v)
+        mixed = mixed + scores[..., None] * (self.heads[:, source][:, None] - self.outputs[:, :, None])
+        mixed = mixed.permute(1, 2, 0, 3)  # (n, c, head, d_v)
+        out = torch.bmm(mixed.flatten(2), self.outward)
+        for token in source.unique().tolist():
+            at = (source == token).nonzero()[:, 0]
+            out[token, at] += tangent[at] @ self.across[token]
+        return out, mixed
+
+    def __call__(self, tangent: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, c, d) → (δo (n, c, d), δz (n, c, head, d_v) without the query's own part)."""
+        n, columns, _ = tangent.shape
+        key, value = self.read(tangent)
+        count, size = self.heads.shape[0], self.heads.shape[2]
+        if self.pairs is None:
+            flat_key = key.permute(2, 3, 0, 1).reshape(count, -1, n * columns)
+            weights = torch.bmm(self.queries, flat_key).view(count, n, n, columns)
+        else:
+            # One product per key, written where row and key are the outer axes.
+            met = torch.matmul(self.pairs.transpose(1, 2), key.permute(2, 0, 3, 1))  # (head, key, query, c)
+            weights = met.transpose(1, 2).contiguous()
+        weights.mul_(self.reacting[..., None])
+        # One product gives Σ_m w_m v_m and Σ_m w_m: the values with a row of ones below them.
+        lifted = torch.cat([self.heads, self.heads.new_ones(count, n, 1)], dim=-1).transpose(1, 2)
+        moved = torch.matmul(lifted[:, None], weights)  # (head, n, d_v + 1, c)
+        moved = moved[:, :, :-1] - self.outputs[..., None] * moved[:, :, -1:]
+        flat_value = value.permute(2, 0, 1, 3).reshape(count, n, columns * size)
+        mixed = torch.bmm(self.attention, flat_value).view(count, n, columns, size) + moved.transpose(2, 3)
+        mixed = mixed.permute(1, 2, 0, 3)
+        return torch.baddbmm(torch.bmm(tangent, self.across), mixed.flatten(2), self.outward), mixed
+
+    def asked(self, tangent: Tensor) -> Tensor:
+        """(n, c, d) → (n, c, head, d_v): the query's own part of δz, which `across` already holds for δo."""
+        made: Tensor = torch.bmm(tangent, self.query).unflatten(-1, (self.heads.shape[0], -1))
+        return made
+
+    @property
+    def bytes(self) -> int:
+        return sum(
+            t.numel() * t.element_size()
+            for t in (self.across, self.outward, self.keys, self.values, self.query, self.pairs)
+            if t is not None
+        )
+
+
+def norm_tangent(norm: Norm, x: Tensor, tangent: Tensor) -> Tensor:
+    """The norm's derivative at x (n, d) along tangents (n, c, d)."""
+    scale = norm.scale(x)[:, None]
+    if norm.centred:
+        x = x - x.mean(-1, keepdim=True)
+        tangent = tangent - tangent.mean(-1, keepdim=True)
+    unit = x[:, None] / scale
+    along = (tangent * unit).mean(-1, keepdim=True)
+    out = (tangent - unit * along) / scale
+    gain = norm.gain
+    return out if gain is None else out * gain.to(out)
+
+
+# -- from the block's parts ----------------------------------------------------------------------------------------
+
+
+def fold_read(layer: Layer, reading: Reading, scores: Scores) -> Fold:
+    """The matrices of a block whose every part was read and proved, a few positions at a time."""
+    assert reading.feedforward is not None
+    assert reading.maps is not None
+    r, weight = layer.block_input, layer.projection.weight.to(layer.block_input).flatten(0, 1)  # (head · d_v, d)
+    n, width = r.shape
+    projected, total = layer.projected, layer.before_norm
+    state = total if layer.norm is None else layer.norm(total)
+    query_map, key_map, value_map = (m.weight.to(r) for m in reading.maps)
+    covariance = _covariance(layer, scores)  # (n, head, d_k, d_v)
+    across, outward = r.new_empty(n, width, width), r.new_empty(n, len(weight), width)
+    query = r.new_empty(n, width, len(weight))
+    per_head = query_map.unflatten(-1, (covariance.shape[1], -1)).transpose(0, 1).contiguous()  # (head, d, d_k)
+    for first in range(0, n, _TOGETHER):
+        at = slice(first, min(first + _TOGETHER, n))
+        base = _tail(reading.feedforward, state[at])
+        if layer.norm is not None:
+            base = _norm_matrix_times(layer.norm, total[at], base)  # from the sum of residual and attention on
+        onward = weight.expand(at.stop - first, *weight.shape)
+        if layer.branch_norm is not None:
+            onward = norm_tangent(layer.branch_norm, projected[at], onward)
+        torch.bmm(times(onward, layer.branch_scale), base, out=outward[at])
+        asked = torch.matmul(per_head, covariance[at]).transpose(1, 2).flatten(2)  # (many, d, head · d_v)
+        if reading.norm_in is not None:
+            asked = _norm_matrix_times(reading.norm_in, r[at], asked)
+        query[at] = asked
+        carried = layer.residual_scale
+        carried = carried[:, None] if isinstance(carried, Tensor) and carried.dim() == 1 else carried
+        torch.baddbmm(times(base, carried), asked, outward[at], out=across[at])
+    queries = layer.queries * scores.scale
+    return Fold(
+        across,
+        outward,
+        key_map,
+        value_map,
+        reading.norm_in,
+        r,
+        layer.attention,
+        scores.reacting,
+        queries,
+        layer.values,
+        layer.outputs,
+        query,
+        scores.by_key,
+    )
+
+
+_TOGETHER = 4  # positions worked on together: their matrices stay in the processor's cache
+
+
+def _norm_matrix_times(norm: Norm, x: Tensor, right: Tensor) -> Tensor:
+    """N_j · right_j, with N_j (d, d) the norm's derivative at x_j for row vectors: δn = δx N_j."""
+    gain = norm.gain
+    right = right if gain is None else right * gain.to(right)[:, None]
+    scale = norm.scale(x)[:, :, None]
+    if norm.centred:
+        x = x - x.mean(-1, keepdim=True)
+    unit = x[:, :, None] / scale
+    right = (right - unit * (unit * right).mean(1, keepdim=True)) / scale
+    return right - right.mean(1, keepdim=True) if norm.centred else right
+
+
+def _tail(rest: FeedForward, state: Tensor) -> Tensor:
+    """(n, d, d): the derivative of the feed-forward part of the block at each position."""
+    width = state.shape[1]
+    read = rest.read(state)
+    before = rest.first(read)
+    slope = _slope(rest.activation, before)  # (n, m)
+    into, second = rest.first.weight.to(state), rest.second.weight.to(state)
+    if rest.gate is not None:
+        slope = slope * rest.gate(read)
+    # Directions are unit vectors, so that the first product is the matrix itself.
+    hidden = into * slope[:, None]
+    if rest.gate is not None:
+        hidden = hidden + rest.gate.weight.to(state) * rest.activation(before)[:, None]
+    made = hidden @ second
+    if rest.norm_in is not None:
+        made = _norm_matrix_times(rest.norm_in, state, made)
+    if rest.branch_norm is not None:
+        made = norm_tangent(rest.branch_norm, rest.second(rest.hidden(read)), made)
+    total = times(made, rest.branch_scale) + times(torch.eye(width).to(state), rest.residual_scale)
+    return total if rest.norm is None else norm_tangent(rest.norm, rest.before_norm(state), total)
+
+
+def _slope(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The derivative of an element-wise function."""
+    with torch.enable_grad():
+        at = x.detach().requires_grad_()
+        return torch.autograd.grad(function(at).sum(), at)[0]
+
+
+# -- from the model itself -----------------------------------------------------------------------------------------
+
+
+def _covariance(layer: Layer, scores: Scores) -> Tensor:
+    """(n, head, d_k, d_v): s Σ_m A_jm f′ k_m (v_m − z_j)ᵀ, with κ_jm for k_m where the scores are of pairs."""
+    attention, v, z = (t.to(layer.block_input) for t in (scores.reacting, layer.values, layer.outputs))
+    k = (layer.keys if scores.by_query is None else scores.by_query).to(layer.block_input)
+    seen = v.new_empty(attention.shape[1], attention.shape[0], k.shape[-1], v.shape[2])
+    for head in range(attention.shape[0]):
+        seen[:, head] = torch.matmul(k[head].transpose(-1, -2), attention[head][:, :, None] * v[head])
+    if scores.by_query is None:
+        mean_key = torch.bmm(attention, k).transpose(0, 1)
+    else:
+        mean_key = torch.matmul(attention[:, :, None], k)[:, :, 0].transpose(0, 1)
+    return scores.scale * (seen - mean_key[..., None] * z.transpose(0, 1)[:, :, None])
+
+
+@dataclass(frozen=True)
+class Loose:
+    """One block cut loose: ∂o/∂r with the head outputs held, ∂o/∂z, and how its queries, keys and values move with r.
+
+    across (n, d, d), outward (n, head·d_v, d), maps (n, d, head · size) each.
+    """
+
+    across: Tensor
+    outward: Tensor
+    maps: tuple[Tensor, Tensor, Tensor]
+
+    def fold(self, layer: Layer, scores: Scores) -> Fold:
+        """Joined with how the scores react."""
+        dtype, count = layer.block_input.dtype, layer.outputs.shape[0]
+        asked, key, value = self.maps
+        per_head = asked.unflatten(-1, (count, -1)).transpose(1, 2)  # (n, head, d, d_k)
+        query = torch.matmul(per_head, _covariance(layer, scores)).transpose(1, 2).flatten(2)
+        folded = torch.baddbmm(self.across, query, self.outward)
+        attention, reacting, queries, heads, outputs = (
+            t.to(dtype)
+            for t in (layer.attention, scores.reacting, layer.queries * scores.scale, layer.values, layer.outputs)
+        )
+        return Fold(
+            folded, self.outward, key, value, None, layer.block_input, attention, reacting, queries, heads, outputs,
+            query, scores.by_key,
+        )  # fmt: skip
+
+
+def cut_loose(runner: Runner, chunk: int = 64) -> list[Loose]:
+    """Every block from the model's own forward mode: one direction at all positions at once."""
+    layers = runner.layers
+    n, width = layers[0].block_input.shape
+    dtype = layers[0].block_input.dtype
+    eye = torch.eye(width, dtype=dtype)
+    across: list[list[Tensor]] = [[] for _ in layers]
+    maps: list[list[list[Tensor]]] = [[[], [], []] for _ in layers]
+    for first in range(0, width, chunk):
+        states, parts = runner.cut(eye[first : first + chunk, None].expand(-1, n, -1))
+        for i in range(len(layers)):
+            across[i].append(states[i].transpose(0, 1))
+            for j, part in enumerate(parts[i]):
+                # Some models work on queries and keys in float32 whatever their dtype.
+                maps[i][j].append(part.permute(2, 0, 1, 3).flatten(2).to(dtype))  # (n, c, head · d)
+    count, size = layers[0].outputs.shape[0], layers[0].outputs.shape[2]
+    unit = torch.eye(count * size, dtype=dtype).view(count * size, count, 1, size)
+    outward: list[list[Tensor]] = [[] for _ in layers]
+    for first in range(0, count * size, chunk):
+        for i, state in enumerate(runner.outward(unit[first : first + chunk].expand(-1, -1, n, -1))):
+            outward[i].append(state.transpose(0, 1))
+    made = []
+    for block, moved, out in zip(across, maps, outward, strict=True):
+        asked, key, value = (torch.cat(m, dim=1) for m in moved)
+        made.append(Loose(torch.cat(block, 1), torch.cat(out, 1), (asked, key, value)))
+    return made
+
+
+__all__ = ["Fold", "Loose", "cut_loose", "fold_read", "norm_tangent"]

@@ -1,0 +1,220 @@
+"""Forward mode through the model itself: what moves, and how, when a block's input does.
+
+Operations without a forward mode are opened (`whence.mixing.jacobian._custom`) where the model has any; `Runner.backward_misses`
+then tells whether the model's own backward pass says the same as forward mode.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from whence.mixing.jacobian._custom import REFUSED, opened
+from whence.mixing.jacobian.pairs import Moved
+from whence.mixing.jacobian.scores import Cap
+from whence.model.load import Model
+from whence.reading.capture.attach import accepted, evaluating, lock_of
+from whence.reading.capture.interface import plain_experts
+from whence.reading.capture.recorder import Edit, Tap
+from whence.reading.rerun.replay import Change, block_handles, repeated, replay, touching
+from whence.reading.run import on_device
+from whence.reading.trace import Layer
+from whence.reading.wiring.proof import Proof, Site
+from whence.reading.wiring.residual import Handle
+
+_one_at_a_time = threading.RLock()
+"""torch counts the levels of forward mode for the whole process: two threads would end each other's."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Forward mode through the model itself, on one sequence: the fallback, and the source of unread blocks' matrices."""
+
+    model: Model
+    proof: Proof
+    inputs: Mapping[str, Tensor]
+    sites: tuple[Site, ...]
+    layers: tuple[Layer, ...]
+    custom: set[str] = field(default_factory=set, compare=False)  # operations that had to be opened
+
+    def _stepping(self, outputs: dict[int, Tensor], step: Tensor) -> dict[Handle, Change]:
+        """`step` added to the embeddings, and every block's output noted down."""
+        changes = self._watching(outputs)
+        start = block_handles(self.sites[0])[0]
+        changes[start] = _then(changes.get(start), lambda t: t + step)
+        return changes
+
+    def _apart(self, changes: dict[Handle, Change], step: Tensor | None) -> dict[Handle, Change]:
+        """Every block cut loose from the one before."""
+        for i, site in enumerate(self.sites):
+            start = block_handles(site)[0]
+            changes[start] = _then(changes.get(start), self._put(i, step))
+        return changes
+
+    def _put(self, i: int, step: Tensor | None) -> Change:
+        """The block's input put back to what it was, with the direction added where there is one."""
+        constant = self.layers[i].block_input[None]
+        return lambda t: constant.to(t).expand_as(t) if step is None else constant.to(t) + step
+
+    def through(self, tangents: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Directions (c, n, d) at the embeddings → (block outputs (c, n, d), head outputs (c, head, n, d_v)) by layer."""
+        states, heads = self._pushed(self._moved, tangents)
+        return states, heads
+
+    def _moved(self, step: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Block outputs and head outputs with `step` (c, n, d) added to the embeddings."""
+        outputs: dict[int, Tensor] = {}
+        changes = self._stepping(outputs, step)
+        tap = Tap(keep=lambda _: frozenset({"outputs"}))
+        self._replay(len(step), changes, tap)
+        calls = [tap.calls[site.number].output for site in self.sites]
+        return [outputs[i] for i in range(len(self.sites))], calls
+
+    def backward_misses(self) -> float:
+        """How far the model's own backward pass is from that of its operations opened, relative, in the worst layer.
+
+        ‖Jᵀv − J̃ᵀv‖ / ‖J̃ᵀv‖ for a random v: J̃ᵀ with operations opened, which is what forward mode follows.
+        """
+        theirs = self._pulled()
+        with opened():
+            ours = self._pulled()
+        apart = [float((a - b).norm() / b.norm()) for a, b in zip(theirs, ours, strict=True)]
+        return max(apart) if all(map(math.isfinite, apart)) else math.inf
+
+    def _pulled(self) -> list[Tensor]:
+        """Jᵀv by layer, (n, d), from a random v at the block's output to the embeddings, by the backward pass."""
+        step = torch.zeros_like(self.layers[0].block_input[None], requires_grad=True)
+        generator = torch.Generator().manual_seed(3)
+        made = []
+        for state in self.differentiable(step):
+            along = torch.randn(state.shape, generator=generator).to(state)
+            made.append(torch.autograd.grad(state, step, along, retain_graph=True)[0][0].double())
+        return made
+
+    def differentiable(self, step: Tensor) -> list[Tensor]:
+        """Block outputs (1, n, d) with `step` (1, n, d) added to the embeddings, ready for backward passes."""
+        outputs: dict[int, Tensor] = {}
+        model, changes = self.model.model, self._stepping(outputs, step)
+        inputs = accepted(model, on_device(self.model, repeated(self.inputs, 1)))
+        with lock_of(model), evaluating(model), plain_experts(model), torch.enable_grad(), touching(model, changes):
+            model(**inputs)
+        return [outputs[i] for i in range(len(self.sites))]
+
+    def cut(self, tangents: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
+        """Directions (c, n, d) at every block's input, head outputs held: block outputs, and queries, keys, values."""
+
+        def function(step: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
+            outputs: dict[int, Tensor] = {}
+            changes = self._apart(self._watching(outputs), step)
+            tap = Tap(edits=self._held(None), keep=lambda _: frozenset({"queries", "keys", "values"}))
+            self._replay(len(step), changes, tap)
+            calls = [tap.calls[site.number] for site in self.sites]
+            parts = [(call.query, call.key, call.value) for call in calls]
+            return [outputs[i] for i in range(len(self.sites))], parts  # type: ignore[return-value]
+
+        states, parts = self._pushed(function, tangents)
+        return states, parts
+
+    def reactions(self, tangents: Tensor) -> list[Moved]:
+        """Directions (c, n, d) at every block's input: how its queries, keys and weights move."""
+
+        def function(step: Tensor) -> list[Moved]:
+            changes = self._apart({}, step)
+            tap = Tap(edits=self._held(None), keep=lambda _: frozenset({"queries", "keys", "attention"}))
+            self._replay(len(step), changes, tap)
+            calls = [tap.calls[site.number] for site in self.sites]
+            return [(call.query, call.key, call.weights) for call in calls]  # type: ignore[misc]
+
+        made: list[Moved] = self._pushed(function, tangents)
+        return made
+
+    def outward(self, tangents: Tensor) -> list[Tensor]:
+        """Directions (c, head, n, d_v) at every block's head outputs, its input held → block outputs (c, n, d)."""
+
+        def function(step: Tensor) -> list[Tensor]:
+            outputs: dict[int, Tensor] = {}
+            changes = self._apart(self._watching(outputs), None)
+            tap = Tap(edits=self._held(step), keep=lambda _: frozenset())
+            self._replay(len(step), changes, tap)
+            return [outputs[i] for i in range(len(self.sites))]
+
+        made: list[Tensor] = self._pushed(function, tangents)
+        return made
+
+    def _pushed(self, function: Callable[[Tensor], Any], tangents: Tensor) -> Any:
+        """The derivative of `function` along each tangent, operations without a forward mode opened where it needs it."""
+        with _one_at_a_time:
+            if not self.custom:
+                try:
+                    return _mapped(function, tangents)
+                except RuntimeError as problem:
+                    if REFUSED not in str(problem) and not isinstance(problem, NotImplementedError):
+                        raise
+            with opened() as seen:
+                made = _mapped(function, tangents)
+            self.custom.update(seen)
+            return made
+
+    def caps(self) -> list[Cap | None]:
+        """The soft cap on each layer's scores, where there is one."""
+        tap = Tap(keep=lambda _: frozenset())
+        self._replay(1, {}, tap)
+        return [tap.calls[site.number].cap for site in self.sites]
+
+    def _replay(self, size: int, changes: Mapping[Handle, Change], tap: Tap) -> None:
+        with lock_of(self.model.model), plain_experts(self.model.model):
+            replay(self.model, self.proof, repeated(self.inputs, size), size, changes, tap=tap)
+
+    def _watching(self, outputs: dict[int, Tensor]) -> dict[Handle, Change]:
+        changes: dict[Handle, Change] = {}
+        for i, site in enumerate(self.sites):
+            end = block_handles(site)[1]
+            changes[end] = _then(changes.get(end), _keeping(outputs, i))
+        return changes
+
+    def _held(self, step: Tensor | None) -> dict[int, list[Edit]]:
+        """Head outputs put back to what they were, with the direction added where there is one."""
+
+        def hold(i: int) -> Callable[[Tensor], Tensor]:
+            constant = self.layers[i].outputs[None]
+            return lambda z: constant.to(z).expand_as(z) if step is None else constant.to(z) + step
+
+        return {site.number: [Edit(output=hold(i))] for i, site in enumerate(self.sites)}
+
+
+def _keeping(outputs: dict[int, Tensor], i: int) -> Change:
+    """Note the tensor down under `i`, the first time it comes by."""
+    return lambda tensor: outputs.setdefault(i, tensor)
+
+
+def _then(before: Change | None, after: Change) -> Change:
+    return after if before is None else lambda t: after(before(t))
+
+
+def _mapped(function: Callable[[Tensor], Any], tangents: Tensor) -> Any:
+    """The derivative of `function` at 0 along each tangent (c, …), c first in every result.
+
+    Directions are mapped over with the model's own numbers computed once. Where the model, or the way it is overheard,
+    looks at its numbers to decide what to do, or writes into what it was given, that is not possible: the sequence is
+    then repeated in a batch.
+    """
+
+    def along(tangent: Tensor, zero: Tensor) -> Any:
+        return torch.func.jvp(function, (zero,), (tangent,))[1]
+
+    try:
+        # The point is not mapped over (nor made from what is), or all that follows from it would be, too.
+        zero = torch.zeros_like(tangents[:1])
+        made = torch.func.vmap(along, in_dims=(0, None))(tangents[:, None], zero)
+    except RuntimeError as problem:
+        if REFUSED in str(problem):  # a batch would not help
+            raise
+        return along(tangents, torch.zeros_like(tangents))
+    return tree_map(lambda t: t[:, 0], made)

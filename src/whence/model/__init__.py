@@ -1,0 +1,1 @@
+"""Loading a model: the catalogue, the cache, foreign weights."""

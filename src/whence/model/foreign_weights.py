@@ -1,0 +1,83 @@
+"""GGUF files, unpacked once: reading one takes some 20 seconds, its safetensors copy under one.
+
+The copy is made from a file whose hash was checked, in a folder that appears in one step, with a list of its own
+hashes; it is used only while they hold, and made again otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import tempfile
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+from whence.errors import UnavailableError
+from whence.model.catalogue import EmbeddedModel, cache_dir
+
+LIST = "whence.json"
+
+
+def unpacked(model: EmbeddedModel, folder: Path) -> Path:
+    """The folder with the safetensors copy of a GGUF model that lies, checked, in `folder`."""
+    target = cache_dir() / "converted" / f"{model.name}-{model.sha256[:16]}"
+    if _whole(target):
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f"{model.name}-", dir=target.parent) as partial:
+            ready = Path(partial) / "ready"
+            _unpack(folder, str(model.gguf_file), ready)
+            hashes = {path.name: _sha256(path) for path in sorted(ready.iterdir())}
+            (ready / LIST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
+            if target.exists() and not _whole(target):
+                shutil.rmtree(target)
+            if not target.exists():  # another process may have been quicker
+                ready.replace(target)
+    except OSError as problem:
+        raise UnavailableError(
+            f"the embedded model {model.name!r} could not be unpacked into {target.parent} "
+            f"({problem.strerror or problem}); it needs about 600 MB. Free some space, or set WHENCE_CACHE to a folder "
+            "on another disk."
+        ) from problem
+    return target
+
+
+def _unpack(folder: Path, gguf_file: str, into: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from whence.model.load import quietly
+
+    with quietly(), redirect_stderr(io.StringIO()):  # the reader of GGUF has a progress bar that nothing turns off
+        options: dict[str, Any] = {"gguf_file": gguf_file, "local_files_only": True}
+        config = AutoConfig.from_pretrained(folder, **options)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32, **options)
+        # The weights are plain numbers now, but transformers still marks them as quantised and would not save them.
+        setattr(model, "hf_quantizer", None)  # noqa: B010 (not a field that types know)
+        for owner, name in (
+            (model, "quantization_method"),
+            (model, "is_quantized"),
+            (model.config, "quantization_config"),
+        ):
+            if hasattr(owner, name):
+                delattr(owner, name)
+        model.save_pretrained(into)
+        tokenizer.save_pretrained(into)
+
+
+def _whole(folder: Path) -> bool:
+    try:
+        hashes = json.loads((folder / LIST).read_text(encoding="utf-8"))
+        return bool(hashes) and all(_sha256(folder / name) == digest for name, digest in hashes.items())
+    except (OSError, ValueError):
+        return False
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,315 @@
+"""Loading a model: an embedded one by name, a local folder, a hub id, or one that is already in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from whence.errors import InputError, ModelError, UnavailableError, WhenceError
+from whence.model import catalogue as embedded
+
+
+@dataclass(frozen=True)
+class Model:
+    """A transformers model with what is needed to feed it. Every measure takes one, or a bare transformers model.
+
+    >>> import whence
+    >>> model = whence.load()                    # the embedded MiniLM encoder
+    >>> model.name
+    'minilm'
+    """
+
+    model: Any  # a torch module, as a rule a transformers.PreTrainedModel
+    tokenizer: Any = None
+    processor: Any = None  # for images and sounds
+    name: str = ""
+    _hash: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise InputError(f"a model must be a torch module, not a {type(self.model).__name__}: {self.model!r:.80}")
+        if not self.name:
+            config = getattr(self.model, "config", None)
+            name = getattr(config, "_name_or_path", "") or type(self.model).__name__
+            object.__setattr__(self, "name", str(name))
+
+    @property
+    def weights_hash(self) -> str:
+        """SHA-256 of every weight's name, dtype, shape and bytes, in the order of names. Computed when first asked."""
+        from whence.reading.wiring.proof import fingerprint
+
+        mark = str(fingerprint(self.model))
+        if mark not in self._hash:
+            self._hash.clear()
+            self._hash[mark] = hash_weights(self.model)
+        return self._hash[mark]
+
+    @property
+    def pad_id(self) -> int:
+        """A token id to fill a batch with; masked out, so that any id within the vocabulary serves."""
+        for source in (self.tokenizer, getattr(self.model, "config", None)):
+            for name in ("pad_token_id", "eos_token_id"):
+                value = getattr(source, name, None)
+                if isinstance(value, list):
+                    value = value[0]
+                if isinstance(value, int) and value >= 0:
+                    return value
+        return 0
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = next(self.model.parameters()).device
+        return device
+
+    def __repr__(self) -> str:
+        parameters = sum(p.numel() for p in self.model.parameters())
+        return f"Model({self.name!r}, {type(self.model).__name__}, {parameters:,} parameters)"
+
+
+def hash_weights(model: nn.Module) -> str:
+    """SHA-256 over every weight's name, dtype, shape and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def as_model(thing: Any) -> Model:
+    """What a measure was given, as a `Model`: itself, a bare transformers model, or the name of one."""
+    if isinstance(thing, Model):
+        return thing
+    if isinstance(thing, nn.Module):
+        return Model(thing)
+    if thing is None or isinstance(thing, (str, Path)):
+        return load(thing)
+    raise InputError(
+        f"a model is what whence.load gives, a transformers model, or the name of one; not a {type(thing).__name__}."
+    )
+
+
+def load(
+    name: str | Path | nn.Module | None = None,
+    task: str | None = None,
+    *,
+    tokenizer: Any = None,
+    processor: Any = None,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> Model:
+    """Load a model to look into.
+
+    `name`: nothing or "minilm", the embedded encoder; "smollm2", the embedded decoder (both without any network once
+    fetched); a folder; a hub id; or a live transformers model, with its `tokenizer` or `processor` beside it.
+    `task`: the head to load ("text-classification", "fill-mask", "text-generation", "base", …); None: the class
+    that the configuration names. Weights are read from safetensors only, unless `allow_pickle`; code that comes
+    with a model is run only with `trust_remote_code`.
+    """
+    if isinstance(name, nn.Module):
+        return Model(name, tokenizer, processor)
+    if name is None:
+        name = "minilm"
+    if not isinstance(name, (str, Path)):
+        raise InputError(f"whence.load takes a name, a folder or a transformers model, not a {type(name).__name__}.")
+    found = embedded.find(str(name))
+    if found is not None and not Path(name).exists():
+        loaded = _load_embedded(found, task, dtype)
+    else:
+        loaded = _load_from(str(name), task, dtype, allow_pickle, trust_remote_code)
+    if tokenizer is not None or processor is not None:
+        loaded = Model(loaded.model, tokenizer or loaded.tokenizer, processor or loaded.processor, loaded.name)
+    if device is not None:
+        loaded.model.to(device)
+    return loaded
+
+
+def _load_embedded(found: embedded.EmbeddedModel, task: str | None, dtype: Any) -> Model:
+    from transformers import AutoTokenizer
+
+    folder = embedded.locate(found.name)
+    if found.gguf_file is not None:
+        from whence.model.foreign_weights import unpacked
+
+        folder = unpacked(found, folder)
+    head = _head_class(task or ("text-generation" if found.kind == "decoder" else "base"), None)
+    with quietly():
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model, info = head.from_pretrained(
+            folder, local_files_only=True, dtype=dtype or torch.float32, output_loading_info=True
+        )
+    _check_complete(found.name, model, info)
+    model.eval()
+    return Model(model, tokenizer, None, found.name)
+
+
+TASKS = {
+    "base": "AutoModel",
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+    "multiple-choice": "AutoModelForMultipleChoice",
+    "fill-mask": "AutoModelForMaskedLM",
+    "text-generation": "AutoModelForCausalLM",
+    "text2text-generation": "AutoModelForSeq2SeqLM",
+    "translation": "AutoModelForSeq2SeqLM",
+    "summarization": "AutoModelForSeq2SeqLM",
+    "image-classification": "AutoModelForImageClassification",
+    "automatic-speech-recognition": "AutoModelForSpeechSeq2Seq",
+}
+
+
+def _head_class(task: str | None, config: Any) -> Any:
+    """The class to load: the one for the task asked for, else the one the configuration names, else the base model."""
+    import transformers
+
+    if task is not None:
+        if task not in TASKS:
+            raise InputError(f"no task is called {task!r}; there are: {', '.join(TASKS)}.")
+        return getattr(transformers, TASKS[task])
+    own = whence_models() if getattr(config, "model_type", None) == "identifiable" else None
+    for architecture in getattr(config, "architectures", None) or ():
+        found = getattr(transformers, architecture, None) or getattr(own, architecture, None)
+        if found is not None:
+            return found
+    return transformers.AutoModel
+
+
+def whence_models() -> Any:
+    """whence's own architectures; importing them makes them known to transformers' Auto classes."""
+    import whence.identifiable
+
+    return whence.identifiable
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a saved folder holds one of whence's own architectures, which transformers does not know by itself."""
+    try:
+        saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False  # what is wrong with it is said when it is loaded
+    return isinstance(saved, dict) and saved.get("model_type") == "identifiable"
+
+
+def _load_from(name: str, task: str | None, dtype: Any, allow_pickle: bool, trust_remote_code: bool) -> Model:
+    from transformers import AutoConfig
+
+    folder = Path(name).expanduser()
+    local = folder.is_dir()
+    if folder.exists() and not local:
+        raise InputError(f"{name!r} is a file; give the folder that holds config.json and the weights.")
+    if not local and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise InputError(f"there is no folder {name!r}. Give an existing folder, a hub id, or one of: {_names()}.")
+    if local and not (folder / "config.json").exists():
+        raise InputError(f"the folder {name!r} has no config.json, so it is not a saved transformers model.")
+    if local and _is_ours(folder):
+        whence_models()
+    place = str(folder) if local else name
+    options = {"trust_remote_code": trust_remote_code}
+    if local:
+        options["local_files_only"] = True
+    try:
+        with quietly():
+            config = AutoConfig.from_pretrained(place, **options)
+            head = _head_class(task, config)
+            if getattr(config, "auto_map", None) and trust_remote_code:
+                import transformers
+
+                head = transformers.AutoModel if task is None else head
+            model, info = head.from_pretrained(
+                place,
+                config=config,
+                dtype=dtype or "auto",
+                use_safetensors=None if allow_pickle else True,
+                output_loading_info=True,
+                **options,
+            )
+    except WhenceError:
+        raise
+    except (OSError, ValueError, ImportError) as problem:
+        raise _explained(name, local, allow_pickle, problem) from problem
+    _check_complete(name, model, info)
+    model.eval()
+    tokenizer, processor = _companions(place, options)
+    return Model(model, tokenizer, processor, name if not local else folder.resolve().name)
+
+
+def _check_complete(name: str, model: nn.Module, info: dict[str, Any]) -> None:
+    """Refuse a head or a layer that the files had no weights for: it would be random, and so would its numbers."""
+    missing = sorted(key for key in info.get("missing_keys", ()) if "pooler" not in key)
+    if missing:
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise ModelError(
+            f"{name!r} has no weights for {shown} of {type(model).__name__}; filled with random numbers they would give "
+            "random answers. Load it with task='base' (--task base), or a task it was trained for."
+        )
+
+
+def _companions(place: str, options: dict[str, Any]) -> tuple[Any, Any]:
+    """The tokenizer and the image or sound processor, whichever the folder has."""
+    from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
+
+    found = []
+    for auto in (AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor):
+        try:
+            with quietly():
+                found.append(auto.from_pretrained(place, **options))
+        except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError):
+            found.append(None)  # a model may come without; what needs it says so
+    tokenizer = found[0]
+    # Without tokenizer files transformers makes up one that knows only special tokens: that is none.
+    if tokenizer is not None and len(tokenizer) <= len(tokenizer.all_special_tokens) + 1:
+        tokenizer = None
+    return tokenizer, found[1] or found[2]
+
+
+def _names() -> str:
+    return ", ".join(m.name for m in embedded.MODELS)
+
+
+def _explained(name: str, local: bool, allow_pickle: bool, problem: Exception) -> Exception:
+    """Why a model could not be loaded, in one sentence with the next step."""
+    said = " ".join(str(problem).split())
+    lowered = said.lower()
+    if "safetensors" in lowered and not allow_pickle:
+        return ModelError(
+            f"{name!r} has no safetensors weights, and others (pickle) can run code when read. If you trust it, load it "
+            "with allow_pickle=True (--allow-pickle)."
+        )
+    if "trust_remote_code" in lowered:
+        return ModelError(
+            f"{name!r} comes with code of its own, which whence does not run unless asked. If you trust it, load it with "
+            "trust_remote_code=True (--trust-remote-code)."
+        )
+    if not local:
+        return UnavailableError(
+            f"{name!r} is no folder here, is not in the Hugging Face cache, and could not be fetched from the hub "
+            f"({said[:160]}). Without a network, use a local folder or an embedded model: {_names()}."
+        )
+    return ModelError(f"the model in {name!r} could not be loaded: {said[:300]}")
+
+
+class quietly:
+    """transformers prints load reports and progress bars; whence speaks for itself."""
+
+    def __enter__(self) -> None:
+        from transformers.utils import logging
+
+        self.level = logging.get_verbosity()
+        self.bars = logging.is_progress_bar_enabled()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+    def __exit__(self, *exc: object) -> None:
+        from transformers.utils import logging
+
+        logging.set_verbosity(self.level)
+        if self.bars:
+            logging.enable_progress_bar()

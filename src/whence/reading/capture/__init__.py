@@ -1,0 +1,1 @@
+"""Capturing attention: how a forward pass is overheard."""

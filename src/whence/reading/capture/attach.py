@@ -1,0 +1,121 @@
+"""Attaching to a model for one forward pass, and letting go of it whatever happens."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from whence.reading.capture import interface
+from whence.reading.capture.function_mode import AttentionMode
+from whence.reading.capture.recorder import Tap, active, listening
+from whence.reading.wiring.op_graph import follow
+from whence.reading.wiring.residual import Handle
+
+INTERFACE, FUNCTION_MODE = "attention interface", "function mode"
+
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_guard = threading.Lock()
+
+
+def lock_of(model: nn.Module) -> threading.RLock:
+    """One lock per model: two threads may trace two models at once, but not the same one."""
+    with _guard:
+        return _locks.setdefault(model, threading.RLock())
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; every module's own training flag is put back afterwards."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def attached(model: nn.Module, way: str, tap: Tap, batch: int) -> Iterator[None]:
+    """Let `tap` overhear the model's attention in the given way; the model is as before when the block ends."""
+    with ExitStack() as stack:
+        stack.enter_context(lock_of(model))
+        stack.enter_context(evaluating(model))
+        if way == INTERFACE:
+            stack.enter_context(interface.switched(model, interface.NAME))
+            stack.enter_context(listening(tap))
+        else:
+            stack.enter_context(interface.switched(model, "eager"))
+            stack.enter_context(listening(tap))
+            stack.enter_context(AttentionMode(tap, batch))
+        yield
+
+
+@contextmanager
+def picking_up(model: nn.Module, handles: Iterable[Handle]) -> Iterator[dict[Handle, Tensor]]:
+    """Hold on to the tensors that the handles name while a forward pass runs in this thread."""
+    wanted: dict[str, list[Handle]] = {}
+    for handle in handles:
+        wanted.setdefault(handle.module, []).append(handle)
+    found: dict[Handle, Tensor] = {}
+    mine = active()
+    hooks = []
+
+    def watch(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
+        calls = 0
+
+        def take(side: str, things: Any) -> None:
+            for handle in wanted[name]:
+                if handle.side == side and handle.number == calls:
+                    tensor = handle.turned(follow(things, handle.path))
+                    found[handle] = tensor.clone() if handle.clone else tensor
+
+        def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            if active() is mine:  # another thread may be running this very model
+                take("in", [args, kwargs])
+
+        def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+            nonlocal calls
+            if active() is mine:
+                take("out", output)
+                calls += 1
+
+        return before, after
+
+    try:
+        for name in wanted:
+            module = model.get_submodule(name)
+            before, after = watch(name)
+            hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            hooks.append(module.register_forward_hook(after, with_kwargs=True))
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@lru_cache(maxsize=256)
+def _signature(owner: Any) -> tuple[frozenset[str], bool]:
+    """The names that a class's forward takes, and whether it takes any other."""
+    parameters = inspect.signature(owner.forward).parameters
+    return frozenset(parameters), any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def accepted(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs that this model's forward takes, and no cache: every position must be seen in this pass."""
+    owner: Any = type(model)
+    parameters, takes_any = _signature(owner)
+    kept = {name: value for name, value in inputs.items() if name in parameters or takes_any}
+    if "use_cache" in parameters:
+        kept["use_cache"] = False
+    return kept

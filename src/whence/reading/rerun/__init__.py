@@ -1,0 +1,1 @@
+"""Running a traced text again, with something changed."""

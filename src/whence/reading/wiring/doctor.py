@@ -1,0 +1,106 @@
+"""How was this model read, and can the reading be trusted? The proof, layer by layer, for people and machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from whence.errors import InputError
+from whence.model.load import Model, as_model
+from whence.reading.inputs import Prepared, beginning, prepare
+from whence.reading.wiring.proof import Proof, Site, proof_of
+from whence.results.provenance import Provenance
+
+TEXT = "The doctor asked whence the numbers came, and checked every one of them twice."
+
+
+@dataclass(frozen=True)
+class Report:
+    """The four errors of every attention layer; `trusted` only if all that was claimed was proved."""
+
+    proof: Proof
+    provenance: Provenance
+
+    @property
+    def trusted(self) -> bool:
+        """Attention, values, head outputs and projection are proved and the tap changes nothing: (a), (b) and (d)."""
+        holds = self.proof.holds
+        return holds["a"] and holds["b"] and holds["d"]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why something is refused, each once."""
+        found: dict[str, None] = {}
+        for site in self.proof.sites:
+            for check, reason in (("(b)", site.reason_b), ("(c)", site.reason_c)):
+                if reason is not None and not (check == "(c)" and site.reason_b is not None):
+                    found[f"{check} {reason}"] = None
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        proof = self.proof
+        return {
+            **self.provenance.to_dict(),
+            "way": proof.way,
+            "tried": list(proof.tried),
+            "tolerance": proof.tolerance,
+            "holds": proof.holds,
+            "trusted": self.trusted,
+            "reasons": list(self.reasons),
+            "error_d": proof.error_d,
+            "layers": [_layer(site) for site in proof.sites],
+        }
+
+
+def _layer(site: Site) -> dict[str, Any]:
+    return {
+        "stack": site.stack,
+        "layer": site.layer,
+        "module": site.module,
+        "heads": site.heads,
+        "key_value_heads": site.groups,
+        "head_size": site.head_size,
+        "causal": site.causal,
+        "wiring": site.wiring.kind if site.wiring is not None and site.reason_c is None else None,
+        "a": site.error_a,
+        "b": site.error_b,
+        "c": site.error_c,
+        "keys": site.keys_error,
+        "reason": site.reason_b or site.reason_c,
+    }
+
+
+def doctor(model: Any = None, text: Any = None) -> Report:
+    """Prove the reading of a model, on `text` or on a sentence of its own.
+
+    >>> import whence
+    >>> whence.doctor(whence.load()).trusted
+    True
+    """
+    chosen = as_model(model)
+    inputs = beginning(example(chosen, text).inputs)
+    from whence.reading.run import on_device
+
+    proof = proof_of(chosen.model, on_device(chosen, inputs))
+    return Report(proof, Provenance(chosen.name, "doctor", {}, source=chosen))
+
+
+def example(model: Model, text: Any = None) -> Prepared:
+    """Something the model can read: the text given, a sentence, or random ids or pixels where it has no tokenizer."""
+    if text is not None or model.tokenizer is not None:
+        return prepare(model, text if text is not None else TEXT)[0][0]
+    config: Any = getattr(model.model, "config", None)
+    generator = torch.Generator().manual_seed(0)
+    if getattr(config, "num_channels", None) and getattr(config, "image_size", None):
+        size = config.image_size
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        return Prepared({"pixel_values": torch.randn(1, config.num_channels, height, width, generator=generator)}, None)
+    embedding = model.model.get_input_embeddings() if hasattr(model.model, "get_input_embeddings") else None
+    if isinstance(embedding, torch.nn.Embedding):
+        ids = torch.randint(
+            min(5, embedding.num_embeddings - 1), embedding.num_embeddings, (1, 12), generator=generator
+        )
+        return prepare(model, {"input_ids": ids})[0][0]
+    raise InputError(f"{model.name} has no tokenizer and whence cannot invent an input for it: give one with text=.")

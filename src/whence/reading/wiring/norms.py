@@ -1,0 +1,105 @@
+"""Which norm is this? LayerNorm and RMSNorm, recognised by what they compute, never by their names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from whence.reading.wiring.op_graph import deviation
+
+
+@dataclass(frozen=True)
+class Norm:
+    """y = gain ⊙ (x − centred·mean x) / scale(x) + bias.
+
+    `scale` is the standard deviation (centred) or the root mean square (not centred), with eps inside the root as the
+    model has it.
+    """
+
+    weight: Tensor | None  # (d,), as the model stores it (shared with the model, not copied)
+    bias: Tensor | None  # (d,)
+    eps: float
+    centred: bool
+    offset: float = 0.0  # Gemma and its kin store gain − 1
+
+    @property
+    def gain(self) -> Tensor | None:
+        """(d,): what the normalised state is multiplied by."""
+        return self.weight if self.weight is None or self.offset == 0 else self.weight + self.offset
+
+    @property
+    def kind(self) -> str:
+        return "LayerNorm" if self.centred else "RMSNorm"
+
+    def linear(self, x: Tensor) -> Tensor:
+        """L(x) = gain ⊙ (x − mean x), the part that is linear in x."""
+        if self.centred:
+            x = x - x.mean(dim=-1, keepdim=True)
+        gain = self.gain
+        return x if gain is None else x * gain.to(x)
+
+    def scale(self, x: Tensor) -> Tensor:
+        """(…, d) → (…, 1): what L(x) is divided by."""
+        if self.centred:
+            x = x - x.mean(dim=-1, keepdim=True)
+        return (x.square().mean(dim=-1, keepdim=True) + self.eps).sqrt()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self.linear(x) / self.scale(x)
+        return y if self.bias is None else y + self.bias.to(y)
+
+
+Reading = tuple[Tensor | None, Tensor | None, float]  # weight, bias, what is added to the weight
+
+_USUAL_EPS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 0.0)
+
+
+def _candidates_eps(module: nn.Module) -> list[float]:
+    own = [v for v in vars(module).values() if isinstance(v, float) and 0 <= v < 0.1]
+    return list(dict.fromkeys([*own, *_USUAL_EPS]))
+
+
+def recognise(module: nn.Module, given: Tensor, returned: Tensor, tolerance: float) -> Norm | None:
+    """The norm that `module` computed when it turned `given` into `returned`, or None if it is no norm.
+
+    Every reading (gain as stored or as 1 + stored, with or without centring and bias, each plausible eps) is
+    computed in float64 and the closest is taken if it is within tolerance.
+    """
+    if given.shape != returned.shape or given.dim() < 2:
+        return None
+    width = given.shape[-1]
+    vectors = [p.detach().reshape(-1) for p in module.parameters(recurse=True) if p.numel() == width]
+    if sum(1 for _ in module.parameters()) > 2 or len(vectors) != sum(1 for _ in module.parameters()):
+        return None
+    readings: list[Reading] = [(None, None, 0.0)]
+    if len(vectors) == 1:
+        readings = [(vectors[0], None, 0.0), (vectors[0], None, 1.0), (None, vectors[0], 0.0)]
+    elif len(vectors) == 2:
+        pairs = (vectors, vectors[::-1])
+        readings = [(gain, bias, offset) for gain, bias in pairs for offset in (0.0, 1.0)]
+    return best_reading(readings, _candidates_eps(module), given, returned, tolerance)
+
+
+def best_reading(
+    readings: list[Reading],
+    eps_values: list[float],
+    given: Tensor,
+    returned: Tensor,
+    tolerance: float,
+) -> Norm | None:
+    """The reading closest to what was returned, if it is within tolerance."""
+    x = given.detach().to(torch.float64)
+    best: tuple[float, Norm] | None = None
+    for weight, bias, offset in readings:
+        for centred in (True, False):
+            for eps in eps_values:
+                norm = Norm(weight, bias, eps, centred, offset)
+                error = deviation(norm(x), returned)
+                # Strictly smaller: with a large state several eps agree, and the module's own comes first.
+                if best is None or error < 0.5 * best[0]:
+                    best = (error, norm)
+                if best[0] < 1e-9:
+                    return best[1]
+    return best[1] if best is not None and best[0] <= tolerance else None

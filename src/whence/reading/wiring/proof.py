@@ -1,0 +1,359 @@
+"""Was this model read right? Four checks, made once per model on a short pass, before any number is given out.
+
+(a) attention · values = the head output that the model goes on with;
+(b) Σ heads through the output projection + bias = the attention block's output;
+(c) residual and norms, put together again, give the state after attention: post-norm, pre-norm, sandwich or parallel;
+(d) the model's outputs with the tap = its outputs without it, under its own attention implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from whence.errors import ModelError
+from whence.reading.capture import interface
+from whence.reading.capture.attach import FUNCTION_MODE, INTERFACE, accepted, attached, evaluating, lock_of
+from whence.reading.capture.function_mode import AttentionMode
+from whence.reading.capture.recorder import Call, Tap, mix
+from whence.reading.wiring.dataflow import Unread, ancestors, closure, origins
+from whence.reading.wiring.op_graph import Node, Op, Tape, deviation, walk
+from whence.reading.wiring.projection import Projection, find_projection
+from whence.reading.wiring.residual import (
+    Found,
+    Handle,
+    Wiring,
+    block_output,
+    find_handle,
+    find_wiring,
+    with_projection,
+)
+from whence.reading.wiring.second_norm import SecondNorm, find_second_norm
+
+TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+
+
+@dataclass(frozen=True)
+class Site:
+    """One attention call of the model, and what was proved about it."""
+
+    number: int  # in the order of the calls
+    stack: str  # "encoder" | "decoder" | "cross"
+    layer: int  # within its stack
+    module: str  # the innermost module around the call, for people to find it
+    heads: int
+    groups: int
+    head_size: int
+    causal: bool
+    error_a: float
+    error_b: float | None
+    error_c: float | None
+    keys_error: float | None  # softmax(scale · query · keyᵀ + mask) against the weights, where both are known
+    projection: Projection | None
+    wiring: Wiring | None
+    block_output: Handle | None
+    reason_b: str | None
+    reason_c: str | None
+    second_norm: SecondNorm | None = None  # the norm that ends a post-norm block
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How a model was read, site by site, and the errors of the four checks."""
+
+    way: str
+    sites: tuple[Site, ...]
+    error_d: float
+    tolerance: float
+    tried: tuple[str, ...]  # ways in that did not hold, with the reason
+
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(site.stack for site in self.sites))
+
+    @property
+    def holds(self) -> dict[str, bool]:
+        """Whether each of the four checks holds for every attention call."""
+
+        def within(error: float | None) -> bool:
+            return error is not None and error <= self.tolerance
+
+        return {
+            "a": all(within(s.error_a) for s in self.sites),
+            "b": all(within(s.error_b) and s.reason_b is None for s in self.sites),
+            "c": all(within(s.error_c) and s.reason_c is None for s in self.sites),
+            "d": within(self.error_d),
+        }
+
+    def of(self, stack: str) -> tuple[Site, ...]:
+        return tuple(site for site in self.sites if site.stack == stack)
+
+
+_proofs: WeakKeyDictionary[nn.Module, tuple[Any, Proof]] = WeakKeyDictionary()
+
+
+def fingerprint(model: nn.Module) -> int:
+    """Changes when a weight is replaced or written to, when the model is moved or cast: the proof is then made anew."""
+    # By hand, since model.parameters() spends most of its time on names; this runs before every trace.
+    held = [t for m in model.modules() for part in (m._parameters, m._buffers) for t in part.values() if t is not None]
+    return hash(tuple((t.data_ptr(), t._version, t.dtype) for t in held))
+
+
+def proof_of(model: nn.Module, inputs: Mapping[str, Any]) -> Proof:
+    """The model's proof: the one made before, or a new one on (the beginning of) these inputs."""
+    with lock_of(model):
+        mark = fingerprint(model)
+        known = _proofs.get(model)
+        if known is not None and known[0] == mark:
+            return known[1]
+        proof = prove(model, inputs)
+        _proofs[model] = (mark, proof)
+        return proof
+
+
+def prove(model: nn.Module, inputs: Mapping[str, Any]) -> Proof:
+    """Read the model in every way there is until one holds; raises `ModelError` with what was tried otherwise."""
+    check_weights(model)
+    inputs = accepted(model, inputs)
+    batch = next(iter(t for _, t in walk(dict(inputs)))).shape[0]
+    plain = _plain_outputs(model, inputs)
+    tolerance = TOLERANCE.get(next(model.parameters()).dtype, 6e-2)
+    tried: list[str] = []
+    for way in (INTERFACE, FUNCTION_MODE):
+        try:
+            return _prove_way(model, way, inputs, batch, plain, tolerance, tuple(tried))
+        except Unread as problem:
+            tried.append(f"{way}: {problem}")
+    nothing = (
+        " It seems to have no attention, or one that is not softmax(…) · values."
+        if all("no " in t for t in tried)
+        else ""
+    )
+    raise ModelError(
+        f"whence could not read the attention of {type(model).__name__}.{nothing} Tried: " + "; ".join(tried) + "."
+    )
+
+
+def check_weights(model: nn.Module) -> None:
+    """Refuse weights that are not numbers, naming the tensor."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise ModelError(
+                f"the weight {name!r} has no data (it is on the meta device): load the model's weights first."
+            )
+        if not parameter.is_floating_point() or parameter.numel() == 0:
+            continue
+        low, high = torch.aminmax(parameter.detach())  # NaN wins in both: one pass over the weights tells
+        if not bool(torch.isfinite(high - low)):
+            bad = int((~torch.isfinite(parameter)).sum())
+            raise ModelError(
+                f"the weight {name!r} holds {bad} value{'s' * (bad != 1)} that {'are' if bad != 1 else 'is'} NaN or "
+                f"infinite, out of {parameter.numel()}: nothing computed from it could be trusted. Load an intact copy."
+            )
+
+
+def _plain_outputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[Any, Tensor]:
+    with lock_of(model), evaluating(model):
+        return _numbers(model(**inputs))
+
+
+def _numbers(output: Any) -> dict[Any, Tensor]:
+    skip = {"attentions", "hidden_states", "past_key_values", "decoder_attentions", "cross_attentions"}
+    keep = {k: v for k, v in output.items() if k not in skip} if isinstance(output, dict) else output
+    return {path: t.detach() for path, t in walk(keep) if t.is_floating_point()}
+
+
+def _prove_way(
+    model: nn.Module,
+    way: str,
+    inputs: Mapping[str, Any],
+    batch: int,
+    plain: Mapping[Any, Tensor],
+    tolerance: float,
+    tried: tuple[str, ...],
+) -> Proof:
+    tap, tape, unseen = Tap(), Tape(batch), Tap()
+    with ExitStack() as stack:
+        stack.enter_context(tape)
+        stack.enter_context(tape.modules(model))
+        stack.enter_context(attached(model, way, tap, batch))
+        if way == INTERFACE:
+            stack.enter_context(AttentionMode(unseen, batch, outside=tap))
+        outputs = _numbers(model(**inputs))
+    if not tap.calls:
+        missing = (
+            "no attention call was seen"
+            if way == INTERFACE
+            else "no softmax over positions followed by a product with values"
+        )
+        raise Unread(missing)
+    if unseen.calls:
+        raise Unread(f"{len(tap.calls)} attention calls came through it and {len(unseen.calls)} went past it")
+    error_d = max((deviation(outputs[k], plain[k]) for k in plain if k in outputs), default=float("inf"))
+    if error_d > tolerance:
+        raise Unread(
+            f"the outputs with the tap differ by {error_d:.1e} from those without it{_why(model, inputs, plain, tolerance)}"
+        )
+    readings = [_read_site(tape, call, tolerance) for call in tap.calls]
+    wrong = [i for i, reading in enumerate(readings) if reading[0] > tolerance]
+    if wrong:
+        raise Unread(f"attention · values misses the head output by {readings[wrong[0]][0]:.1e} in call {wrong[0]}")
+    return Proof(way, _number_sites(model, tape, tap.calls, readings, tolerance), error_d, tolerance, tried)
+
+
+def _why(model: nn.Module, inputs: Mapping[str, Any], plain: Mapping[Any, Tensor], tolerance: float) -> str:
+    """Whose fault it is when (d) fails: a model that is never twice the same, or that differs from its own eager self."""
+    again = _plain_outputs(model, inputs)
+    noise = max(deviation(again[k], plain[k]) for k in plain)
+    if noise > tolerance:
+        return f"; two plain runs differ by {noise:.1e} from each other, so the model is not deterministic"
+    own = getattr(getattr(model, "config", None), "_attn_implementation_internal", None)
+    if own in (None, "eager"):
+        return ""
+    with interface.switched(model, "eager"):
+        eager = _plain_outputs(model, inputs)
+    gap = max(deviation(eager[k], plain[k]) for k in plain)
+    if gap <= tolerance:
+        return ""
+    return (
+        f"; the model's own {own!r} and eager attention differ by {gap:.1e}: load it with attn_implementation='eager'"
+    )
+
+
+def _read_site(tape: Tape, call: Call, tolerance: float) -> tuple[float, Found]:
+    """The error of (a), and what the tape shows for (b) and (c)."""
+    if call.weights.dim() != 4 or call.output.shape[:3] != call.weights.shape[:3]:
+        raise Unread(
+            f"an attention call has weights of shape {tuple(call.weights.shape)} and outputs of shape "
+            f"{tuple(call.output.shape)}, not (batch, head, query, …) both"
+        )
+    exact = mix(call.weights.to(torch.float64), call.value.to(torch.float64))
+    error_a = deviation(call.output, exact)
+    nothing = Found(None, None, float("inf"), None, float("inf"), None, None)
+    if call.node is None or error_a > tolerance:
+        return error_a, nothing
+    heads = call.output[0] if call.output.shape[0] == 1 else call.output.transpose(0, 1).flatten(1, 2)
+    try:
+        projection, projected, error_b = find_projection(tape.node(call.node), heads, tolerance)
+    except Unread as problem:
+        return error_a, _reasons(nothing, str(problem), "needs the output projection")
+    source = tape.node(call.query if call.query is not None else call.value)
+    try:
+        _, found = find_wiring(tape, projected, ancestors([source]), tolerance)
+    except Unread as problem:
+        found = _reasons(nothing, None, str(problem))
+    return error_a, with_projection(found, projection, projected, error_b)
+
+
+def _reasons(found: Found, b: str | None, c: str | None) -> Found:
+    from dataclasses import replace
+
+    return replace(found, reason_b=b, reason_c=c)
+
+
+def _number_sites(
+    model: nn.Module, tape: Tape, calls: list[Call], readings: list[tuple[float, Found]], tolerance: float
+) -> tuple[Site, ...]:
+    ops = [_producer(tape, call) for call in calls]
+    stacks = _stacks(model, tape, calls, ops, readings)
+    counts: dict[str, int] = {}
+    sites = []
+    for number, (call, op, stack, (error_a, found)) in enumerate(zip(calls, ops, stacks, readings, strict=True)):
+        layer = counts.get(stack, 0)
+        counts[stack] = layer + 1
+        after = block_output(op, found) if op is not None else None
+        sites.append(
+            Site(
+                number=number,
+                stack=stack,
+                layer=layer,
+                module=op.region[-1].name if op is not None and op.region else "?",
+                heads=call.weights.shape[1],
+                groups=call.value.shape[1],
+                head_size=call.value.shape[-1],
+                causal=_is_causal(call),
+                error_a=error_a,
+                error_b=None if found.projection is None else found.error_b,
+                error_c=None if found.wiring is None else found.error_c,
+                keys_error=_keys_error(call),
+                projection=found.projection,
+                wiring=found.wiring,
+                block_output=None if after is None else find_handle(tape, after),
+                reason_b=found.reason_b,
+                reason_c=found.reason_c,
+                second_norm=find_second_norm(tape, op, found, tolerance),
+            )
+        )
+    return tuple(sites)
+
+
+def _producer(tape: Tape, call: Call) -> Op | None:
+    return tape.node(call.node).producer if call.node is not None else None
+
+
+def _is_causal(call: Call) -> bool:
+    n_query, n_key = call.weights.shape[-2:]
+    if n_query != n_key or n_query < 2:
+        return False
+    return bool((call.weights.triu(1) == 0).all())
+
+
+def _keys_error(call: Call) -> float | None:
+    """How far softmax(scale · QKᵀ + bias + mask) is from the weights: whether keys and queries mean what they say."""
+    if call.query is None or call.key is None or call.scale is None:
+        return None
+    query, key = call.query.to(torch.float64), call.key.to(torch.float64)
+    if query.shape[1] % key.shape[1] or query.shape[-1] != key.shape[-1]:
+        return None
+    scores = mix(query, key.transpose(-1, -2)) * call.scale
+    if call.bias is not None:
+        scores = scores + call.bias.to(torch.float64)
+    if call.visible is not None:
+        scores = scores.masked_fill(~call.visible, -torch.inf)
+    return deviation(torch.softmax(scores, dim=-1), call.weights)
+
+
+def _stacks(
+    model: nn.Module, tape: Tape, calls: list[Call], ops: list[Op | None], readings: list[tuple[float, Found]]
+) -> list[str]:
+    """Which stack each call belongs to, by where it runs and where its keys come from."""
+    config = getattr(model, "config", None)
+    two = getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)
+    cross = [_reads_elsewhere(tape, call, found, two) for call, (_, found) in zip(calls, readings, strict=True)]
+    if two or any(cross):
+        decoder = _submodule(model, "get_decoder")
+        names = []
+        for op, elsewhere in zip(ops, cross, strict=True):
+            inside = op is not None and any(region.module is decoder for region in op.region)
+            names.append("cross" if elsewhere else "decoder" if inside or decoder is None else "encoder")
+        return names
+    return ["decoder" if any(_is_causal(call) for call in calls) else "encoder"] * len(calls)
+
+
+def _submodule(model: nn.Module, getter: str) -> nn.Module | None:
+    try:
+        found = getattr(model, getter)()
+    except (AttributeError, NotImplementedError, TypeError):
+        return None
+    return found if isinstance(found, nn.Module) and found is not model else None
+
+
+def _reads_elsewhere(tape: Tape, call: Call, found: Found, two: bool) -> bool:
+    """Cross-attention: the keys do not come from the stream that the output is added to.
+
+    In a model of one stack the lengths decide: layers may share keys with an earlier layer, which is no other stream.
+    """
+    n_query, n_key = call.weights.shape[-2:]
+    if found.residual is None or call.key is None or not two:
+        return n_query != n_key
+    stream: set[int] = {id(n) for n in (*origins(found.residual), *closure(found.residual))}
+    return not (ancestors([tape.node(call.key)]) & stream)
+
+
+__all__ = ["Node", "Proof", "Site", "check_weights", "interface", "proof_of", "prove"]

@@ -1,0 +1,1 @@
+"""What measures give back: results, where they come from, files and plots."""

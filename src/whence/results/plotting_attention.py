@@ -1,0 +1,130 @@
+"""What is proved of attention, as figures for a paper; each returns the Axes. matplotlib comes with the extra 'plot'."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from whence.results.plotting import SEQUENTIAL, new_axes
+
+if TYPE_CHECKING:
+    from whence.attention.joint import LayerStatement
+    from whence.attention.overview import Overview
+    from whence.attention.witness import RowWitness, Verification
+    from whence.core.attention.certificate import Certificate
+    from whence.core.attention.head_certificate import HeadCertificate
+    from whence.reading.labels import Tokens
+
+BLUE, ORANGE, INK = "#2f7dbd", "#b35806", "#1b1d21"
+MOST = 16
+
+
+def plot_certificate(found: Certificate, ax: Any = None) -> Any:
+    """Each certified weight as a bar, with the interval in which every alternative has it."""
+    from whence.attention.certify import TokenCertificate
+
+    axes = ax if ax is not None else new_axes((5.2, 0.3 * len(found.keys) + 1.1))
+    known = found if isinstance(found, TokenCertificate) and found.tokens is not None else None
+    names = _names(None if known is None else known.key_tokens, found.keys.tolist())
+    places = range(len(names))
+    axes.barh(places, found.weights.tolist(), color=BLUE, height=0.55)
+    ends = [(found.weights - found.lower).clamp(min=0).tolist(), (found.upper - found.weights).clamp(min=0).tolist()]
+    axes.errorbar(found.weights.tolist(), places, xerr=ends, fmt="none", ecolor=INK, capsize=3, linewidth=1.2)
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.set(xlabel="weight, and where it could lie", xlim=(0, None))
+    if known is not None and known.tokens is not None:
+        title = f"layer {known.layer}, head {known.head}, from {_text(known.tokens[known.query])}"
+        axes.set_title(title, fontsize="medium")
+    return axes
+
+
+def plot_head_certificate(found: HeadCertificate, ax: Any = None) -> Any:
+    """How wide the proved interval of each weight is, [query, key]."""
+    axes = ax if ax is not None else new_axes((6.4, 5.4))
+    image = axes.imshow((found.upper - found.lower).numpy(), cmap=SEQUENTIAL, vmin=0.0, interpolation="nearest")
+    axes.set(xlabel="key", ylabel="query")
+    axes.set_title("width of the proved intervals", fontsize="medium")
+    axes.figure.colorbar(image, ax=axes, shrink=0.85)
+    return axes
+
+
+def plot_witness(found: RowWitness, ax: Any = None) -> Any:
+    """The row beside another with the same output: the keys that either gives most to."""
+    heaviest = torch.maximum(found.row, found.alternative).to(torch.float64).topk(min(MOST, len(found.row))).indices
+    keys = heaviest[found.row[heaviest].argsort(descending=True, stable=True)].tolist()
+    axes = ax if ax is not None else new_axes((5.2, 0.34 * len(keys) + 1.2))
+    stack = found.trace.of(found.attention)
+    for shift, row, colour, name in (
+        (-0.2, found.row, BLUE, "as computed"),
+        (0.2, found.alternative, ORANGE, "just as good"),
+    ):
+        axes.barh([k + shift for k in range(len(keys))], row[keys].tolist(), height=0.4, color=colour, label=name)
+    axes.set_yticks(range(len(keys)), _names(stack.key_tokens, keys))
+    axes.invert_yaxis()
+    axes.set(xlabel="weight", xlim=(0, None))
+    axes.set_title(
+        f"layer {found.layer}, head {found.head}, from {_text(stack.tokens[found.query])}: "
+        f"{found.total_variation:.2f} moved",
+        fontsize="medium",
+    )
+    axes.legend(loc="lower right", frameon=False)
+    return axes
+
+
+def plot_verification(found: Verification, ax: Any = None) -> Any:
+    """What changed in the model, with the other row and with a random row as far away, on a logarithmic scale."""
+    axes = ax if ax is not None else new_axes((5.2, 2.4))
+    lines = [
+        (name, getattr(found, key), getattr(found, f"control_{key}"))
+        for name, key in (("head output", "head_output"), ("final states", "final_states"), ("logits", "logits"))
+        if getattr(found, key) is not None
+    ]
+    least = 1e-17  # a change of exactly nothing has no place on this scale: at its left end
+    for shift, which, colour, label in ((-0.2, 1, BLUE, "the other row"), (0.2, 2, ORANGE, "a random row as far away")):
+        places = [k + shift for k in range(len(lines))]
+        axes.barh(places, [max(line[which], least) for line in lines], height=0.4, color=colour, label=label)
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(lines)), [name for name, *_ in lines])
+    axes.invert_yaxis()
+    axes.set(xlabel="relative change")
+    axes.set_title(f"{found.total_variation:.2f} of the attention moved", fontsize="medium")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), ncol=2, frameon=False, fontsize="small")
+    return axes
+
+
+def plot_layer_statement(found: LayerStatement, ax: Any = None) -> Any:
+    """In how many directions the rows of all heads can move together: as measured, and with random values."""
+    axes = ax if ax is not None else new_axes((4.6, 2.0))
+    joint = found.joint
+    parts = [("measured", joint.null_dimension), ("random values", joint.generic_null_dimension)]
+    shown = [(name, value) for name, value in parts if value is not None]
+    axes.barh(
+        [name for name, _ in shown], [value for _, value in shown], color=[BLUE, "#9a9ea6"][: len(shown)], height=0.5
+    )
+    axes.invert_yaxis()
+    axes.set(xlabel="directions that leave the block's output as it is")
+    axes.set_title(f"layer {found.layer}, token {found.query}, {joint.heads} heads", fontsize="medium")
+    return axes
+
+
+def plot_overview(found: Overview, ax: Any = None) -> Any:
+    """Layers × heads: the mean width of the bounds of each row's heaviest weight."""
+    layers, heads = found.identifiability.layers, found.identifiability.heads
+    axes = ax if ax is not None else new_axes((max(4.5, 0.45 * len(heads) + 1.5), max(2.6, 0.4 * len(layers) + 1.2)))
+    image = axes.imshow(found.width.numpy(), cmap=SEQUENTIAL, vmin=0.0, aspect="auto", interpolation="nearest")
+    axes.set_xticks(range(len(heads)), [str(h) for h in heads])
+    axes.set_yticks(range(len(layers)), [str(i) for i in layers])
+    axes.set(xlabel="head", ylabel="layer")
+    axes.set_title(f"width of the bounds, {found.tokens} tokens", fontsize="medium")
+    axes.figure.colorbar(image, ax=axes, shrink=0.85)
+    return axes
+
+
+def _names(tokens: Tokens | None, keys: list[int]) -> list[str]:
+    return [str(k) if tokens is None else f"{_text(tokens[k])} {k}" for k in keys]
+
+
+def _text(token: str) -> str:
+    return token.replace("$", r"\$")  # no formulas

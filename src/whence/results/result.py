@@ -1,0 +1,165 @@
+"""What a measure gives back: a tensor with named axes, its tokens, and where it came from."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from whence.errors import InputError
+from whence.reading.labels import Tokens
+from whence.results.files import as_plain, load_tensors, save_tensors
+from whence.results.provenance import Provenance
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ROW_AXES = ("query", "hidden")
+COLUMN_AXES = ("key", "input")
+
+
+@dataclass(frozen=True)
+class Result:
+    """Values stored like attention, [layer, (head,) hidden or query, input or key].
+
+    `axes` names the dimensions of `values`; `tokens` label the rows, `key_tokens` the columns (the same tokens, but
+    for cross-attention). `layers` and `heads` say which of the model's were kept.
+    """
+
+    kind: ClassVar[str] = "result"
+
+    values: Tensor
+    axes: tuple[str, ...]
+    tokens: Tokens
+    provenance: Provenance
+    key_tokens: Tokens | None = None
+    layers: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    extra: Mapping[str, Tensor] = field(default_factory=dict)  # further tensors of this measure, by name
+
+    def __post_init__(self) -> None:
+        if len(self.axes) != self.values.dim():
+            raise InputError(
+                f"{len(self.axes)} axes {self.axes} were named for values of shape {tuple(self.values.shape)}."
+            )
+        for name in ("layer", "head"):
+            if name in self.axes and not getattr(self, f"{name}s"):
+                object.__setattr__(self, f"{name}s", tuple(range(self.values.shape[self.axes.index(name)])))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    def _labels(self, axis: str) -> list[Any]:
+        if axis == "layer":
+            return list(self.layers)
+        if axis == "head":
+            return list(self.heads)
+        return list(range(self.values.shape[self.axes.index(axis)]))
+
+    def select(self, *, layer: int | list[int] | None = None, head: int | list[int] | None = None) -> Self:
+        """Only these layers and heads (by the model's numbering); the axis stays."""
+        values, changes = self.values, dict[str, Any]()
+        for axis, wanted in (("layer", layer), ("head", head)):
+            if wanted is None:
+                continue
+            have = getattr(self, f"{axis}s")
+            wanted = [wanted] if isinstance(wanted, int) else list(wanted)
+            missing = [w for w in wanted if w not in have]
+            if axis not in self.axes or missing:
+                raise InputError(
+                    f"{axis} {missing or wanted} is not in this result; it has {axis}s {list(have) or 'none'}."
+                )
+            places = torch.tensor([have.index(w) for w in wanted], device=values.device)
+            values = values.index_select(self.axes.index(axis), places)
+            changes[f"{axis}s"] = tuple(wanted)
+        return replace(self, values=values, **changes, extra={})
+
+    def to(self, device: str | torch.device) -> Self:
+        return replace(self, values=self.values.to(device), extra={k: v.to(device) for k, v in self.extra.items()})
+
+    def words(self) -> Self:
+        """Sub-words gathered into words: what goes to a word is summed, what comes from it is averaged."""
+        values = self.values
+        keys = self.key_tokens or self.tokens
+        for i, axis in enumerate(self.axes):
+            if axis in ROW_AXES:
+                values = gather(values, i, self.tokens.groups(), mean=True)
+            elif axis in COLUMN_AXES:
+                values = gather(values, i, keys.groups(), mean=False)
+        key_tokens = None if self.key_tokens is None else self.key_tokens.by_word()
+        return replace(self, values=values, tokens=self.tokens.by_word(), key_tokens=key_tokens, extra={})
+
+    def to_frame(self) -> pd.DataFrame:
+        """A tidy frame: one line per value, a column per axis, and the tokens beside their positions."""
+        import pandas as pd
+
+        index = pd.MultiIndex.from_product([self._labels(axis) for axis in self.axes], names=list(self.axes))
+        frame = pd.DataFrame({"value": self.values.detach().cpu().reshape(-1).numpy()}, index=index).reset_index()
+        for axis in self.axes:
+            tokens = self.tokens if axis in ROW_AXES else self.key_tokens or self.tokens
+            if axis in ROW_AXES + COLUMN_AXES:
+                frame.insert(list(frame.columns).index(axis) + 1, f"{axis}_token", [tokens[i] for i in frame[axis]])
+        return frame
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {**self._header(), "values": as_plain(self.values)}
+
+    def _header(self) -> dict[str, Any]:
+        return {
+            "axes": list(self.axes),
+            "tokens": self.tokens.to_dict(),
+            "key_tokens": None if self.key_tokens is None else self.key_tokens.to_dict(),
+            "layers": list(self.layers),
+            "heads": list(self.heads),
+            "provenance": self.provenance.to_dict(),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """One safetensors file with its tokens and provenance inside."""
+        tensors = {"values": self.values, **{f"extra.{name}": t for name, t in self.extra.items()}}
+        return save_tensors(path, self.kind, tensors, self._header())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        tensors, header = load_tensors(path, cls.kind)
+        extra = {name.removeprefix("extra."): t for name, t in tensors.items() if name.startswith("extra.")}
+        keys = header["key_tokens"]
+        return cls(
+            values=tensors["values"],
+            axes=tuple(header["axes"]),
+            tokens=Tokens.from_dict(header["tokens"]),
+            provenance=Provenance.from_dict(header["provenance"]),
+            key_tokens=None if keys is None else Tokens.from_dict(keys),
+            layers=tuple(header["layers"]),
+            heads=tuple(header["heads"]),
+            extra=extra,
+        )
+
+    def plot(self, *, layer: int | None = None, head: int | None = None, ax: Any = None) -> Any:
+        """A figure for a paper (matplotlib); returns the Axes. See `whence.results.plotting.plot_result`."""
+        from whence.results.plotting import plot_result
+
+        return plot_result(self, layer=layer, head=head, ax=ax)
+
+    def _repr_html_(self) -> str:
+        sizes = " × ".join(f"{n} {axis}" for axis, n in zip(self.axes, self.values.shape, strict=True))
+        rows = self.to_frame().head(8).to_html(index=False, float_format=lambda v: f"{v:.4f}", escape=True)
+        title = html.escape(f"{type(self).__name__}: {self.provenance.method} of {self.provenance.model}")
+        return f"<div><b>{title}</b><br>{html.escape(sizes)}{rows}</div>"
+
+
+def gather(values: Tensor, dim: int, groups: list[list[int]], *, mean: bool) -> Tensor:
+    """Sum (or average) the positions of each group along one dimension."""
+    weights = values.new_zeros(len(groups), values.shape[dim])
+    for i, group in enumerate(groups):
+        weights[i, group] = 1 / len(group) if mean else 1.0
+    gathered: Tensor = torch.tensordot(weights, values, dims=([1], [dim])).movedim(0, dim)
+    return gathered
