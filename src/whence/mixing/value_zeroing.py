@@ -22,7 +22,7 @@ from whence.reading.inputs import Prepared
 from whence.reading.rerun.replay import block_handles, repeated, replay
 from whence.reading.run import prove_model
 from whence.reading.trace import Trace
-from whence.reading.wiring.proof import Site
+from whence.reading.wiring.proof import AttentionSite
 
 
 def value_zeroing(
@@ -83,7 +83,7 @@ def _pieces(n: int, model: torch.nn.Module, trace: Trace, memory: int) -> list[t
     return [(first, min(size, n - first)) for first in range(0, n, size)]
 
 
-def _without(trace: Trace, model: Any, proof: Any, sites: list[Site], first: int, size: int) -> Tensor:
+def _without(trace: Trace, model: Any, proof: Any, sites: list[AttentionSite], first: int, size: int) -> Tensor:
     """(layer, hidden, size): the change in every block when the values of tokens first … first + size − 1 are zeroed."""
     n = len(trace.of(sites[0].stack).tokens)
     zero = torch.zeros(size, 1, n, dtype=torch.bool)

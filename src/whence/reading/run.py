@@ -19,7 +19,7 @@ from whence.reading.inputs import Prepared, beginning, label_ids, pad_together, 
 from whence.reading.labels import Tokens
 from whence.reading.trace import KEEP, Layer, Stack, Trace
 from whence.reading.wiring.op_graph import deviation
-from whence.reading.wiring.proof import Proof, Site, check_weights, proof_of
+from whence.reading.wiring.proof import AttentionSite, Proof, check_weights, proof_of
 from whence.reading.wiring.residual import Handle
 from whence.results.provenance import Provenance
 
@@ -275,7 +275,7 @@ def _check_finite(model: Model, tensor: Tensor) -> None:
         )
 
 
-def _length(call: Call, outcome: Outcome, site: Site, *, query: bool) -> int:
+def _length(call: Call, outcome: Outcome, site: AttentionSite, *, query: bool) -> int:
     for tensor, axis in ((call.weights, 2 if query else 3), (call.output, 2) if query else (call.value, 2)):
         if tensor.dim() == 4:
             return tensor.shape[axis]
@@ -308,7 +308,7 @@ def _labels(model: Model, prepared: Prepared, target: bool, n: int) -> Tokens:
 
 
 def _layer(
-    site: Site,
+    site: AttentionSite,
     call: Call,
     outcome: Outcome,
     row: int,

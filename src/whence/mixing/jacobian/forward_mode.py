@@ -26,7 +26,7 @@ from whence.reading.capture.recorder import Edit, Tap
 from whence.reading.rerun.replay import Change, block_handles, repeated, replay, touching
 from whence.reading.run import on_device
 from whence.reading.trace import Layer
-from whence.reading.wiring.proof import Proof, Site
+from whence.reading.wiring.proof import AttentionSite, Proof
 from whence.reading.wiring.residual import Handle
 
 _one_at_a_time = threading.RLock()
@@ -40,7 +40,7 @@ class Runner:
     model: Model
     proof: Proof
     inputs: Mapping[str, Tensor]
-    sites: tuple[Site, ...]
+    sites: tuple[AttentionSite, ...]
     layers: tuple[Layer, ...]
     custom: set[str] = field(default_factory=set, compare=False)  # operations that had to be opened
 

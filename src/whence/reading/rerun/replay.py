@@ -18,13 +18,13 @@ from whence.reading.capture.attach import accepted, attached
 from whence.reading.capture.recorder import Edit, Tap
 from whence.reading.run import on_device
 from whence.reading.wiring.op_graph import follow
-from whence.reading.wiring.proof import Proof, Site
+from whence.reading.wiring.proof import AttentionSite, Proof
 from whence.reading.wiring.residual import Handle
 
 Change = Callable[[Tensor], Tensor]
 
 
-def block_handles(site: Site) -> tuple[Handle, Handle]:
+def block_handles(site: AttentionSite) -> tuple[Handle, Handle]:
     """Where a block's input and output are seen; refused where they are not."""
     wiring = site.wiring
     if wiring is None or site.reason_c is not None or wiring.residual is None:

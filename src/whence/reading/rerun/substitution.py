@@ -15,7 +15,7 @@ from whence.reading.capture.recorder import Edit
 from whence.reading.inputs import Prepared
 from whence.reading.run import prove_model, run
 from whence.reading.trace import Trace
-from whence.reading.wiring.proof import Proof, Site
+from whence.reading.wiring.proof import AttentionSite, Proof
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,11 @@ def edits_by_call(trace: Trace, proof: Proof, changes: Sequence[Change]) -> Mapp
     return edits
 
 
-def _site(proof: Proof, stack: str, layer: int) -> Site:
+def _site(proof: Proof, stack: str, layer: int) -> AttentionSite:
     return next(site for site in proof.sites if site.stack == stack and site.layer == layer)
 
 
-def _zero(change: ZeroValues, site: Site, shape: tuple[int, int, int]) -> Edit:
+def _zero(change: ZeroValues, site: AttentionSite, shape: tuple[int, int, int]) -> Edit:
     zero = torch.zeros(site.heads, shape[2], dtype=torch.bool)
     bad = [k for k in change.keys if not 0 <= k < shape[2]]
     if bad:
@@ -119,7 +119,7 @@ def _zero(change: ZeroValues, site: Site, shape: tuple[int, int, int]) -> Edit:
     return Edit(zero=zero[None])
 
 
-def _replace(change: Replace, site: Site, shape: tuple[int, int, int]) -> Edit:
+def _replace(change: Replace, site: AttentionSite, shape: tuple[int, int, int]) -> Edit:
     _, n_query, n_key = shape
     where = torch.zeros(site.heads, n_query, n_key, dtype=torch.bool)
     heads = slice(None) if change.head is None else slice(change.head, change.head + 1)

@@ -2,7 +2,7 @@
 
     o = norm( a·s + b · branch_norm( W₂ (act(W₁ n(s)) [⊙ W₃ n(s)]) ) )
 
-each part absent where the model has none. Found like the attention's wiring, by following tensors on the tape of one
+each part absent where the model has none. WiringEvidence like the attention's wiring, by following tensors on the graph of one
 short pass, and proved by rebuilding the block's output from the state in float64.
 """
 
@@ -27,7 +27,7 @@ from whence.reading.wiring.dataflow import (
     ADD,
     DIV,
     MUL,
-    Unread,
+    NotRecognised,
     ancestors,
     closure,
     constant_factor,
@@ -36,10 +36,10 @@ from whence.reading.wiring.dataflow import (
     times,
 )
 from whence.reading.wiring.norms import Norm, recognise
-from whence.reading.wiring.op_graph import Node, Op, Tape, deviation, flat, walk
+from whence.reading.wiring.op_graph import Node, Op, OpGraph, deviation, flat, walk
 from whence.reading.wiring.projection import as_linear
 from whence.reading.wiring.proof import Proof, _producer, _read_site, fingerprint
-from whence.reading.wiring.residual import Found, block_output, norm_of
+from whence.reading.wiring.residual import WiringEvidence, block_output, norm_of
 
 
 @dataclass(frozen=True)
@@ -130,26 +130,26 @@ def feedforward_of(model: Model, proof: Proof, inputs: Mapping[str, Tensor], sta
 def _read(model: nn.Module, proof: Proof, inputs: Mapping[str, Tensor]) -> dict[tuple[str, int], Reading]:
     inputs = accepted(model, inputs)
     batch = next(iter(t for _, t in walk(dict(inputs)))).shape[0]
-    tap, tape = Tap(), Tape(batch)
+    tap, graph = Tap(), OpGraph(batch)
     with ExitStack() as stack:
-        stack.enter_context(tape)
-        stack.enter_context(tape.modules(model))
+        stack.enter_context(graph)
+        stack.enter_context(graph.modules(model))
         stack.enter_context(attached(model, proof.way, tap, batch))
         model(**inputs)
-    starts = [tape.node(call.node) for call in tap.calls if call.node is not None]
+    starts = [graph.node(call.node) for call in tap.calls if call.node is not None]
     found = {}
     for site, call in zip(proof.sites, tap.calls, strict=True):
-        _, read = _read_site(tape, call, proof.tolerance)
+        _, read = _read_site(graph, call, proof.tolerance)
         others = {id(n) for n in starts if n.tensor is not call.node}
         try:
-            feedforward, reason = _feedforward(tape, call, read, others, proof.tolerance), None
-        except Unread as problem:
+            feedforward, reason = _feedforward(graph, call, read, others, proof.tolerance), None
+        except NotRecognised as problem:
             feedforward, reason = None, str(problem)
         maps, values, norm_in, maps_reason = None, None, None, None
         try:
-            norm_in, values = _value_map(tape, call.value, read, proof.tolerance)
-            maps = _plain_maps(tape, call, read, norm_in, values, proof.tolerance)
-        except Unread as problem:
+            norm_in, values = _value_map(graph, call.value, read, proof.tolerance)
+            maps = _plain_maps(graph, call, read, norm_in, values, proof.tolerance)
+        except NotRecognised as problem:
             maps_reason = str(problem)
         found[site.stack, site.layer] = Reading(feedforward, maps, values, norm_in, reason, maps_reason)
     return found
@@ -158,20 +158,20 @@ def _read(model: nn.Module, proof: Proof, inputs: Mapping[str, Tensor]) -> dict[
 # -- the feed-forward part -----------------------------------------------------------------------------------------
 
 
-def _feedforward(tape: Tape, call: Call, found: Found, others: set[int], tolerance: float) -> FeedForward:
-    op = _producer(tape, call)
+def _feedforward(graph: OpGraph, call: Call, found: WiringEvidence, others: set[int], tolerance: float) -> FeedForward:
+    op = _producer(graph, call)
     state, wiring = found.state, found.wiring
     if op is None or state is None or wiring is None or found.reason_c is not None:
-        raise Unread(f"the state after attention is not known ({found.reason_c or found.reason_b})")
+        raise NotRecognised(f"the state after attention is not known ({found.reason_c or found.reason_b})")
     if wiring.kind == "parallel":
-        raise Unread("attention and feed-forward layer are parallel: there is no state between them")
+        raise NotRecognised("attention and feed-forward layer are parallel: there is no state between them")
     out = block_output(op, found)
     if out is None:
-        raise Unread("no module shows the state after the block")
+        raise NotRecognised("no module shows the state after the block")
     if id(out) in {id(n) for n in (*origins(state), *closure(state))}:
-        raise Unread("the block ends with its attention")
+        raise NotRecognised("the block ends with its attention")
     if ancestors([out]) & (others - ancestors([state])):
-        raise Unread("another attention layer stands between this one and the end of the block")
+        raise NotRecognised("another attention layer stands between this one and the end of the block")
     last = {id(n) for n in origins(out)}
     same = {id(n) for n in (*origins(state), *closure(state))}
     for add, used in consumers(closure(state)):
@@ -195,17 +195,17 @@ def _feedforward(tape: Tape, call: Call, found: Found, others: set[int], toleran
             if after is None or not last & {id(n) for n in (*closure(after[1]), *origins(after[1]))}:
                 continue
             norm = after[0]
-        made = _branch(tape, rest[0], same, residual_scale, norm, tolerance)
+        made = _branch(graph, rest[0], same, residual_scale, norm, tolerance)
         rebuilt = made(flat(state.value))
         error = deviation(flat(out.value), rebuilt)
         if error > tolerance:
-            raise Unread(f"rebuilding the block's output misses it by {error:.1e} (tolerance {tolerance:.0e})")
+            raise NotRecognised(f"rebuilding the block's output misses it by {error:.1e} (tolerance {tolerance:.0e})")
         return FeedForward(**{**made.__dict__, "error": error})
-    raise Unread("no sum of the state after attention and something made of it gives the block's output")
+    raise NotRecognised("no sum of the state after attention and something made of it gives the block's output")
 
 
 def _branch(
-    tape: Tape,
+    graph: OpGraph,
     node: Node,
     same: set[int],
     residual_scale: Tensor | float | None,
@@ -219,29 +219,29 @@ def _branch(
         node = origins(node)[-1]
         op = node.producer
         if op is None:
-            raise Unread("the feed-forward branch comes from nowhere")
+            raise NotRecognised("the feed-forward branch comes from nowhere")
         second = _linear(op)
         if second is not None:
             break
-        normed = _norm_making(tape, node, tolerance)
+        normed = _norm_making(graph, node, tolerance)
         if normed is not None and branch_norm is None:
             branch_norm, node = normed
             continue
         inner = next((n for n in op.inputs if n.value.shape == node.value.shape), None)
         factor = None if inner is None or op.name not in MUL | DIV else constant_factor(op, inner)
         if factor is None or inner is None or branch_norm is not None:
-            raise Unread(f"the feed-forward branch ends in {op.name}, which is not a linear map")
+            raise NotRecognised(f"the feed-forward branch ends in {op.name}, which is not a linear map")
         scale = factor if scale is None else scale * factor
         node = inner
     else:
-        raise Unread("the feed-forward branch does not end in a linear map")
+        raise NotRecognised("the feed-forward branch does not end in a linear map")
     hidden = origins(second[0])[-1]
     first, activation, gate, read = _first(hidden)
     norm_in: Norm | None = None
     if not same & {id(n) for n in origins(read)}:
-        normed = _norm_making(tape, read, tolerance)
+        normed = _norm_making(graph, read, tolerance)
         if normed is None or not same & {id(n) for n in origins(normed[1])}:
-            raise Unread("the feed-forward layer reads neither the state after attention nor a norm of it")
+            raise NotRecognised("the feed-forward layer reads neither the state after attention nor a norm of it")
         norm_in = normed[0]
     return FeedForward(norm_in, first, activation, gate, second[1], branch_norm, scale, residual_scale, norm)
 
@@ -270,10 +270,10 @@ def _first(hidden: Node) -> tuple[Linear, Callable[[Tensor], Tensor], Linear | N
             if first is None or first[0] is not gate[0]:
                 continue
             return first[1], _elementwise(first[2], tensors[other]), gate[1], first[0]
-        raise Unread("the feed-forward layer multiplies two things, neither of which is a plain linear map")
+        raise NotRecognised("the feed-forward layer multiplies two things, neither of which is a plain linear map")
     behind = _linear_behind(hidden)
     if behind is None:
-        raise Unread("no single linear map stands before the feed-forward layer's activation")
+        raise NotRecognised("no single linear map stands before the feed-forward layer's activation")
     return behind[1], _elementwise(behind[2], hidden), None, behind[0]
 
 
@@ -376,10 +376,10 @@ def _put(things: Any, op: Op, value: Callable[[Node], Any]) -> Any:
     return things
 
 
-def _norm_making(tape: Tape, node: Node, tolerance: float) -> tuple[Norm, Node] | None:
+def _norm_making(graph: OpGraph, node: Node, tolerance: float) -> tuple[Norm, Node] | None:
     """The norm that gave `node`, with what it read."""
     same = {id(n) for n in origins(node)}
-    for call in reversed(tape.calls):
+    for call in reversed(graph.calls):
         if len(call.outputs) != 1 or id(call.outputs[0][1]) not in same:
             continue
         for _, given in call.inputs:
@@ -393,28 +393,28 @@ def _norm_making(tape: Tape, node: Node, tolerance: float) -> tuple[Norm, Node] 
 # -- how queries, keys and values are read from the block's input ----------------------------------------------------
 
 
-def _value_map(tape: Tape, value: Tensor, found: Found, tolerance: float) -> tuple[Norm | None, Linear]:
+def _value_map(graph: OpGraph, value: Tensor, found: WiringEvidence, tolerance: float) -> tuple[Norm | None, Linear]:
     """values = n(r) · weight + bias, columns in the order (kv head, d_v)."""
     if found.residual is None:
-        raise Unread("the block's input is not known")
-    read, linear = _map_of(tape.node(value))
+        raise NotRecognised("the block's input is not known")
+    read, linear = _map_of(graph.node(value))
     same = {id(n) for n in (*origins(found.residual), *closure(found.residual))}
     norm: Norm | None = None
     if not same & {id(n) for n in origins(read)}:
-        normed = _norm_making(tape, read, tolerance)
+        normed = _norm_making(graph, read, tolerance)
         if normed is None or not same & {id(n) for n in origins(normed[1])}:
-            raise Unread("the values are read neither from the block's input nor from a norm of it")
+            raise NotRecognised("the values are read neither from the block's input nor from a norm of it")
         norm = normed[0]
     state = flat(found.residual.value)
     rebuilt = linear(state if norm is None else norm(state))
     error = deviation(_by_token(value), rebuilt)
     if error > tolerance:
-        raise Unread(f"rebuilding the values from the block's input misses them by {error:.1e}")
+        raise NotRecognised(f"rebuilding the values from the block's input misses them by {error:.1e}")
     return norm, linear
 
 
 def _plain_maps(
-    tape: Tape, call: Call, found: Found, norm: Norm | None, values: Linear, tolerance: float
+    graph: OpGraph, call: Call, found: WiringEvidence, norm: Norm | None, values: Linear, tolerance: float
 ) -> tuple[Linear, Linear, Linear]:
     """Queries and keys as linear maps of the same normed input: no rotation, no norm of their own."""
     assert found.residual is not None
@@ -423,11 +423,11 @@ def _plain_maps(
     maps = []
     for name, tensor in (("queries", call.query), ("keys", call.key)):
         if tensor is None:
-            raise Unread(f"the {name} are not known")
-        _, linear = _map_of(tape.node(tensor))
+            raise NotRecognised(f"the {name} are not known")
+        _, linear = _map_of(graph.node(tensor))
         error = deviation(_by_token(tensor), linear(read))
         if error > tolerance:
-            raise Unread(f"rebuilding the {name} from the block's input misses them by {error:.1e}")
+            raise NotRecognised(f"rebuilding the {name} from the block's input misses them by {error:.1e}")
         maps.append(linear)
     return maps[0], maps[1], values
 
@@ -448,11 +448,13 @@ def _map_of(node: Node) -> tuple[Node, Linear]:
         if made is not None:
             columns = matching_columns(flat(current.value), wanted)
             if columns is None:
-                raise Unread("they are not columns of the linear map that they come from (rotated, normed or scaled)")
+                raise NotRecognised(
+                    "they are not columns of the linear map that they come from (rotated, normed or scaled)"
+                )
             weight, bias = made[1].weight[:, columns], made[1].bias
             return origins(made[0])[-1], Linear(weight, None if bias is None else bias[columns])
         current = current.producer.inputs[0] if current.producer.inputs else None
-    raise Unread("they do not come from a linear map")
+    raise NotRecognised("they do not come from a linear map")
 
 
 __all__ = ["FeedForward", "Linear", "Reading", "feedforward_of", "read_blocks", "times"]

@@ -1,4 +1,4 @@
-"""Following tensors on the tape: what is the same numbers in another shape, what came from what, what went where."""
+"""Following tensors on the graph: what is the same numbers in another shape, what came from what, what went where."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MUL = {"mul", "__mul__", "__rmul__", "mul_", "__imul__"}
 DIV = {"div", "true_divide", "__truediv__", "div_", "__itruediv__"}
 
 
-class Unread(Exception):
+class NotRecognised(Exception):
     """A part of the wiring could not be found; the message says what was tried."""
 
 

@@ -10,7 +10,7 @@ import torch
 from whence.errors import InputError
 from whence.model.load import Model, as_model
 from whence.reading.inputs import Prepared, beginning, prepare
-from whence.reading.wiring.proof import Proof, Site, proof_of
+from whence.reading.wiring.proof import AttentionSite, Proof, proof_of
 from whence.results.provenance import Provenance
 
 TEXT = "The doctor asked whence the numbers came, and checked every one of them twice."
@@ -54,7 +54,7 @@ class Report:
         }
 
 
-def _layer(site: Site) -> dict[str, Any]:
+def _layer(site: AttentionSite) -> dict[str, Any]:
     return {
         "stack": site.stack,
         "layer": site.layer,

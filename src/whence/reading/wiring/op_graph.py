@@ -1,7 +1,7 @@
 """The dataflow of one short forward pass: which operation made which tensor, inside which module.
 
 Used once per model, to find the output projection, the residual and the norms by following the tensors themselves
-instead of trusting names. Everything stays alive while the tape does, so identities are never reused.
+instead of trusting names. Everything stays alive while the graph does, so identities are never reused.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def follow(thing: Any, path: Path) -> Any:
     return thing
 
 
-class Tape(TorchFunctionMode):
+class OpGraph(TorchFunctionMode):
     """Records the operations of the forward passes that run inside its `with` block, on `batch` sequences."""
 
     def __init__(self, batch: int) -> None:

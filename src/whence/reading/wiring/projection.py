@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.reading.wiring.dataflow import MUL, Unread, closure, consumers
+from whence.reading.wiring.dataflow import MUL, NotRecognised, closure, consumers
 from whence.reading.wiring.op_graph import Node, Op, deviation, flat
 
 
@@ -56,12 +56,12 @@ def find_projection(start: Node, heads: Tensor, tolerance: float) -> tuple[Proje
             return projection, out, error
         tried.append(f"{op.name} (its output differs by {error:.1e} from Σ heads · weight + bias)")
     if not tried:
-        raise Unread("nothing was computed from the head outputs")
+        raise NotRecognised("nothing was computed from the head outputs")
     gates = sum(name in MUL or "sigmoid" in name for name in tried)
     hint = (
         "; the head outputs are multiplied by something (a gate or a scale) before they are projected" if gates else ""
     )
-    raise Unread(
+    raise NotRecognised(
         f"no linear map of the head outputs alone was found; they go into: {', '.join(dict.fromkeys(tried))}{hint}"
     )
 

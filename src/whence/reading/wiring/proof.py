@@ -22,13 +22,13 @@ from whence.reading.capture import interface
 from whence.reading.capture.attach import FUNCTION_MODE, INTERFACE, accepted, attached, evaluating, lock_of
 from whence.reading.capture.function_mode import AttentionMode
 from whence.reading.capture.recorder import Call, Tap, mix
-from whence.reading.wiring.dataflow import Unread, ancestors, closure, origins
-from whence.reading.wiring.op_graph import Node, Op, Tape, deviation, walk
+from whence.reading.wiring.dataflow import NotRecognised, ancestors, closure, origins
+from whence.reading.wiring.op_graph import Node, Op, OpGraph, deviation, walk
 from whence.reading.wiring.projection import Projection, find_projection
 from whence.reading.wiring.residual import (
-    Found,
     Handle,
     Wiring,
+    WiringEvidence,
     block_output,
     find_handle,
     find_wiring,
@@ -40,7 +40,7 @@ TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 1e-2, torc
 
 
 @dataclass(frozen=True)
-class Site:
+class AttentionSite:
     """One attention call of the model, and what was proved about it."""
 
     number: int  # in the order of the calls
@@ -68,7 +68,7 @@ class Proof:
     """How a model was read, site by site, and the errors of the four checks."""
 
     way: str
-    sites: tuple[Site, ...]
+    sites: tuple[AttentionSite, ...]
     error_d: float
     tolerance: float
     tried: tuple[str, ...]  # ways in that did not hold, with the reason
@@ -91,7 +91,7 @@ class Proof:
             "d": within(self.error_d),
         }
 
-    def of(self, stack: str) -> tuple[Site, ...]:
+    def of(self, stack: str) -> tuple[AttentionSite, ...]:
         return tuple(site for site in self.sites if site.stack == stack)
 
 
@@ -128,7 +128,7 @@ def prove(model: nn.Module, inputs: Mapping[str, Any]) -> Proof:
     for way in (INTERFACE, FUNCTION_MODE):
         try:
             return _prove_way(model, way, inputs, batch, plain, tolerance, tuple(tried))
-        except Unread as problem:
+        except NotRecognised as problem:
             tried.append(f"{way}: {problem}")
     nothing = (
         " It seems to have no attention, or one that is not softmax(…) · values."
@@ -178,10 +178,10 @@ def _prove_way(
     tolerance: float,
     tried: tuple[str, ...],
 ) -> Proof:
-    tap, tape, unseen = Tap(), Tape(batch), Tap()
+    tap, graph, unseen = Tap(), OpGraph(batch), Tap()
     with ExitStack() as stack:
-        stack.enter_context(tape)
-        stack.enter_context(tape.modules(model))
+        stack.enter_context(graph)
+        stack.enter_context(graph.modules(model))
         stack.enter_context(attached(model, way, tap, batch))
         if way == INTERFACE:
             stack.enter_context(AttentionMode(unseen, batch, outside=tap))
@@ -192,19 +192,21 @@ def _prove_way(
             if way == INTERFACE
             else "no softmax over positions followed by a product with values"
         )
-        raise Unread(missing)
+        raise NotRecognised(missing)
     if unseen.calls:
-        raise Unread(f"{len(tap.calls)} attention calls came through it and {len(unseen.calls)} went past it")
+        raise NotRecognised(f"{len(tap.calls)} attention calls came through it and {len(unseen.calls)} went past it")
     error_d = max((deviation(outputs[k], plain[k]) for k in plain if k in outputs), default=float("inf"))
     if error_d > tolerance:
-        raise Unread(
+        raise NotRecognised(
             f"the outputs with the tap differ by {error_d:.1e} from those without it{_why(model, inputs, plain, tolerance)}"
         )
-    readings = [_read_site(tape, call, tolerance) for call in tap.calls]
+    readings = [_read_site(graph, call, tolerance) for call in tap.calls]
     wrong = [i for i, reading in enumerate(readings) if reading[0] > tolerance]
     if wrong:
-        raise Unread(f"attention · values misses the head output by {readings[wrong[0]][0]:.1e} in call {wrong[0]}")
-    return Proof(way, _number_sites(model, tape, tap.calls, readings, tolerance), error_d, tolerance, tried)
+        raise NotRecognised(
+            f"attention · values misses the head output by {readings[wrong[0]][0]:.1e} in call {wrong[0]}"
+        )
+    return Proof(way, _number_sites(model, graph, tap.calls, readings, tolerance), error_d, tolerance, tried)
 
 
 def _why(model: nn.Module, inputs: Mapping[str, Any], plain: Mapping[Any, Tensor], tolerance: float) -> str:
@@ -226,42 +228,42 @@ def _why(model: nn.Module, inputs: Mapping[str, Any], plain: Mapping[Any, Tensor
     )
 
 
-def _read_site(tape: Tape, call: Call, tolerance: float) -> tuple[float, Found]:
-    """The error of (a), and what the tape shows for (b) and (c)."""
+def _read_site(graph: OpGraph, call: Call, tolerance: float) -> tuple[float, WiringEvidence]:
+    """The error of (a), and what the graph shows for (b) and (c)."""
     if call.weights.dim() != 4 or call.output.shape[:3] != call.weights.shape[:3]:
-        raise Unread(
+        raise NotRecognised(
             f"an attention call has weights of shape {tuple(call.weights.shape)} and outputs of shape "
             f"{tuple(call.output.shape)}, not (batch, head, query, …) both"
         )
     exact = mix(call.weights.to(torch.float64), call.value.to(torch.float64))
     error_a = deviation(call.output, exact)
-    nothing = Found(None, None, float("inf"), None, float("inf"), None, None)
+    nothing = WiringEvidence(None, None, float("inf"), None, float("inf"), None, None)
     if call.node is None or error_a > tolerance:
         return error_a, nothing
     heads = call.output[0] if call.output.shape[0] == 1 else call.output.transpose(0, 1).flatten(1, 2)
     try:
-        projection, projected, error_b = find_projection(tape.node(call.node), heads, tolerance)
-    except Unread as problem:
+        projection, projected, error_b = find_projection(graph.node(call.node), heads, tolerance)
+    except NotRecognised as problem:
         return error_a, _reasons(nothing, str(problem), "needs the output projection")
-    source = tape.node(call.query if call.query is not None else call.value)
+    source = graph.node(call.query if call.query is not None else call.value)
     try:
-        _, found = find_wiring(tape, projected, ancestors([source]), tolerance)
-    except Unread as problem:
+        _, found = find_wiring(graph, projected, ancestors([source]), tolerance)
+    except NotRecognised as problem:
         found = _reasons(nothing, None, str(problem))
     return error_a, with_projection(found, projection, projected, error_b)
 
 
-def _reasons(found: Found, b: str | None, c: str | None) -> Found:
+def _reasons(found: WiringEvidence, b: str | None, c: str | None) -> WiringEvidence:
     from dataclasses import replace
 
     return replace(found, reason_b=b, reason_c=c)
 
 
 def _number_sites(
-    model: nn.Module, tape: Tape, calls: list[Call], readings: list[tuple[float, Found]], tolerance: float
-) -> tuple[Site, ...]:
-    ops = [_producer(tape, call) for call in calls]
-    stacks = _stacks(model, tape, calls, ops, readings)
+    model: nn.Module, graph: OpGraph, calls: list[Call], readings: list[tuple[float, WiringEvidence]], tolerance: float
+) -> tuple[AttentionSite, ...]:
+    ops = [_producer(graph, call) for call in calls]
+    stacks = _stacks(model, graph, calls, ops, readings)
     counts: dict[str, int] = {}
     sites = []
     for number, (call, op, stack, (error_a, found)) in enumerate(zip(calls, ops, stacks, readings, strict=True)):
@@ -269,7 +271,7 @@ def _number_sites(
         counts[stack] = layer + 1
         after = block_output(op, found) if op is not None else None
         sites.append(
-            Site(
+            AttentionSite(
                 number=number,
                 stack=stack,
                 layer=layer,
@@ -284,17 +286,17 @@ def _number_sites(
                 keys_error=_keys_error(call),
                 projection=found.projection,
                 wiring=found.wiring,
-                block_output=None if after is None else find_handle(tape, after),
+                block_output=None if after is None else find_handle(graph, after),
                 reason_b=found.reason_b,
                 reason_c=found.reason_c,
-                second_norm=find_second_norm(tape, op, found, tolerance),
+                second_norm=find_second_norm(graph, op, found, tolerance),
             )
         )
     return tuple(sites)
 
 
-def _producer(tape: Tape, call: Call) -> Op | None:
-    return tape.node(call.node).producer if call.node is not None else None
+def _producer(graph: OpGraph, call: Call) -> Op | None:
+    return graph.node(call.node).producer if call.node is not None else None
 
 
 def _is_causal(call: Call) -> bool:
@@ -320,12 +322,16 @@ def _keys_error(call: Call) -> float | None:
 
 
 def _stacks(
-    model: nn.Module, tape: Tape, calls: list[Call], ops: list[Op | None], readings: list[tuple[float, Found]]
+    model: nn.Module,
+    graph: OpGraph,
+    calls: list[Call],
+    ops: list[Op | None],
+    readings: list[tuple[float, WiringEvidence]],
 ) -> list[str]:
     """Which stack each call belongs to, by where it runs and where its keys come from."""
     config = getattr(model, "config", None)
     two = getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)
-    cross = [_reads_elsewhere(tape, call, found, two) for call, (_, found) in zip(calls, readings, strict=True)]
+    cross = [_reads_elsewhere(graph, call, found, two) for call, (_, found) in zip(calls, readings, strict=True)]
     if two or any(cross):
         decoder = _submodule(model, "get_decoder")
         names = []
@@ -344,7 +350,7 @@ def _submodule(model: nn.Module, getter: str) -> nn.Module | None:
     return found if isinstance(found, nn.Module) and found is not model else None
 
 
-def _reads_elsewhere(tape: Tape, call: Call, found: Found, two: bool) -> bool:
+def _reads_elsewhere(graph: OpGraph, call: Call, found: WiringEvidence, two: bool) -> bool:
     """Cross-attention: the keys do not come from the stream that the output is added to.
 
     In a model of one stack the lengths decide: layers may share keys with an earlier layer, which is no other stream.
@@ -353,7 +359,7 @@ def _reads_elsewhere(tape: Tape, call: Call, found: Found, two: bool) -> bool:
     if found.residual is None or call.key is None or not two:
         return n_query != n_key
     stream: set[int] = {id(n) for n in (*origins(found.residual), *closure(found.residual))}
-    return not (ancestors([tape.node(call.key)]) & stream)
+    return not (ancestors([graph.node(call.key)]) & stream)
 
 
-__all__ = ["Node", "Proof", "Site", "check_weights", "interface", "proof_of", "prove"]
+__all__ = ["AttentionSite", "Node", "Proof", "check_weights", "interface", "proof_of", "prove"]

@@ -1,6 +1,6 @@
 """(c): how an attention block is wired: the residual that its output is added to, and the norms around it.
 
-Found by following tensors forward from the head outputs on the tape of one short pass (no module or variable name is
+WiringEvidence by following tensors forward from the head outputs on the graph of one short pass (no module or variable name is
 trusted), and proved afterwards by reconstructing what the model computed.
 """
 
@@ -16,7 +16,7 @@ from whence.reading.wiring.dataflow import (
     ADD,
     DIV,
     MUL,
-    Unread,
+    NotRecognised,
     ancestors,
     closure,
     constant_factor,
@@ -26,7 +26,7 @@ from whence.reading.wiring.dataflow import (
     times,
 )
 from whence.reading.wiring.norms import Norm, best_reading, recognise
-from whence.reading.wiring.op_graph import ModuleCall, Node, Op, Path, Tape, deviation, flat
+from whence.reading.wiring.op_graph import ModuleCall, Node, Op, OpGraph, Path, deviation, flat
 from whence.reading.wiring.projection import Projection, argument
 
 POST, PRE, SANDWICH, PARALLEL = "post-norm", "pre-norm", "sandwich", "parallel"
@@ -80,8 +80,8 @@ class Wiring:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the tape shows of one attention call: the wiring and the tensors that prove it."""
+class WiringEvidence:
+    """What the graph shows of one attention call: the wiring and the tensors that prove it."""
 
     projection: Projection | None
     projected: Node | None
@@ -106,7 +106,7 @@ class _Sum:
     residual_scale: Tensor | float | None
 
 
-def find_wiring(tape: Tape, projected: Node, upstream: set[int], tolerance: float) -> tuple[Wiring, Found]:
+def find_wiring(graph: OpGraph, projected: Node, upstream: set[int], tolerance: float) -> tuple[Wiring, WiringEvidence]:
     """From the projection's output to the state after attention. `upstream`: ids of what the queries came from."""
     found = _find_sum(projected, upstream, tolerance)
     total, kind, others = found.total, PRE, list(found.others)
@@ -130,20 +130,20 @@ def find_wiring(tape: Tape, projected: Node, upstream: set[int], tolerance: floa
             kind = POST
         elif after is None and not _carried_on(total):
             names = ", ".join(dict.fromkeys(op.name for op, _ in uses)) or "nothing"
-            raise Unread(
+            raise NotRecognised(
                 f"residual + attention goes into {names}, and on to no later residual: no wiring that is known"
             )
     wiring = Wiring(
         kind=kind,
-        residual=find_handle(tape, found.residual, _uses(found)),
-        after=find_handle(tape, state),
+        residual=find_handle(graph, found.residual, _uses(found)),
+        after=find_handle(graph, state),
         residual_scale=found.residual_scale,
         branch_scale=found.scale,
         branch_norm=found.norm,
         norm=norm,
     )
     if flat(found.residual.value).shape != flat(projected.value).shape:
-        raise Unread(
+        raise NotRecognised(
             f"the residual has shape {tuple(found.residual.value.shape)}, the projection {tuple(projected.value.shape)}"
         )
     aside = sum((flat(n.value) for n in others[1:]), flat(others[0].value)) if others else None
@@ -154,7 +154,7 @@ def find_wiring(tape: Tape, projected: Node, upstream: set[int], tolerance: floa
         reason = f"rebuilding the state after attention as {kind} misses it by {error:.1e} (tolerance {tolerance:.0e})"
     elif wiring.residual is None:
         reason = "the residual input is not shown by any module, so it cannot be picked up in later passes"
-    return wiring, Found(None, projected, 0.0, wiring, error, None, reason, found.residual, state, total)
+    return wiring, WiringEvidence(None, projected, 0.0, wiring, error, None, reason, found.residual, state, total)
 
 
 def _find_sum(projected: Node, upstream: set[int], tolerance: float) -> _Sum:
@@ -193,7 +193,7 @@ def _find_sum(projected: Node, upstream: set[int], tolerance: float) -> _Sum:
             tried += [op.name for op, _ in uses]
             break
         node = step
-    raise Unread(
+    raise NotRecognised(
         "the projection's output is never added to a residual that the queries came from; it goes into: "
         + (", ".join(dict.fromkeys(tried)) or "nothing")
     )
@@ -307,7 +307,7 @@ def _uses(found: _Sum) -> tuple[int, int]:
     return min(reading, default=found.add.index), found.add.index
 
 
-def find_handle(tape: Tape, node: Node, around: tuple[int, int] | None = None) -> Handle | None:
+def find_handle(graph: OpGraph, node: Node, around: tuple[int, int] | None = None) -> Handle | None:
     """A module's input or output that is this very tensor (or the same numbers in the same layout).
 
     Without `around`, the place where it is seen first: later ones may come after something was put in its place.
@@ -317,13 +317,13 @@ def find_handle(tape: Tape, node: Node, around: tuple[int, int] | None = None) -
     """
     same = {id(n) for n in (*origins(node), *closure(node))}
     seen: list[tuple[tuple[int, int, int], Handle]] = []
-    for order, call in enumerate(tape.calls):
+    for order, call in enumerate(graph.calls):
         for side, entries in (("in", call.inputs), ("out", call.outputs)):
             for path, entry in entries:
                 if id(entry) in same and entry.value.dim() >= 2 and entry.value.shape[-1] == node.value.shape[-1]:
                     holds = around is not None and call.begin <= around[0] and around[1] < call.end
                     onward = around is None or (call.end <= around[0] if side == "out" else holds)
-                    first = entry.value.dim() == 3 and entry.value.shape[0] != tape.batch == entry.value.shape[1]
+                    first = entry.value.dim() == 3 and entry.value.shape[0] != graph.batch == entry.value.shape[1]
                     handle = Handle(call.name, call.number, side, path, entry.frozen is not None, onward, first)
                     if onward and around is not None:
                         return handle
@@ -335,7 +335,7 @@ def find_handle(tape: Tape, node: Node, around: tuple[int, int] | None = None) -
     return seen[0][1] if around is not None else min(seen, key=lambda place: place[0])[1]
 
 
-def block_output(site: Op, found: Found) -> Node | None:
+def block_output(site: Op, found: WiringEvidence) -> Node | None:
     """The state after the whole block: what the innermost enclosing module that was given the residual gives back."""
     if found.residual is None or found.state is None or found.stream is None or found.stream.producer is None:
         return None
@@ -357,6 +357,6 @@ def block_output(site: Op, found: Found) -> Node | None:
     return fallback
 
 
-def with_projection(found: Found, projection: Projection, projected: Node, error: float) -> Found:
+def with_projection(found: WiringEvidence, projection: Projection, projected: Node, error: float) -> WiringEvidence:
     """The same findings with the projection that led to them."""
     return replace(found, projection=projection, projected=projected, error_b=error)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from whence.reading.wiring.dataflow import ADD, closure, consumers, origins
 from whence.reading.wiring.norms import Norm
-from whence.reading.wiring.op_graph import Op, Tape, deviation
-from whence.reading.wiring.residual import POST, Found, Handle, block_output, find_handle, norm_of
+from whence.reading.wiring.op_graph import Op, OpGraph, deviation
+from whence.reading.wiring.residual import POST, Handle, WiringEvidence, block_output, find_handle, norm_of
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class SecondNorm:
     before: Handle
 
 
-def find_second_norm(tape: Tape, op: Op | None, found: Found, tolerance: float) -> SecondNorm | None:
+def find_second_norm(graph: OpGraph, op: Op | None, found: WiringEvidence, tolerance: float) -> SecondNorm | None:
     """From the state after attention, plainly added to something, through a norm, to the block's output."""
     state, wiring = found.state, found.wiring
     if op is None or state is None or wiring is None or found.reason_c is not None or wiring.kind != POST:
@@ -39,6 +39,6 @@ def find_second_norm(tape: Tape, op: Op | None, found: Found, tolerance: float) 
         after = norm_of(total, consumers(closure(total)), tolerance)
         if after is None or not last & {id(n) for n in (*closure(after[1]), *origins(after[1]))}:
             continue
-        handle = find_handle(tape, total)
+        handle = find_handle(graph, total)
         return None if handle is None else SecondNorm(after[0], handle)
     return None
