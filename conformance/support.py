@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from conformance.sweep import Verdict
-from whence.model import catalogue as embedded
+from whence.model import catalogue
 from whence.model.load import load
 from whence.reading.wiring.doctor import doctor
 
@@ -68,7 +68,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "models"
 
 def real_rows() -> list[str]:
     """The embedded models, and those beside the project where there are any."""
-    places = [m.name for m in embedded.MODELS]
+    places = [m.name for m in catalogue.MODELS]
     if SHARED.is_dir():
         places += sorted(str(p) for p in SHARED.iterdir() if (p / "config.json").exists())
     rows = []

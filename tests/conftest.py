@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from whence.errors import UnavailableError
-from whence.model import catalogue as embedded
+from whence.model.cache import locate
 from whence.model.load import Model, load
 
 torch.set_num_threads(1)  # several workers share the machine; more threads each would only wait for each other
@@ -20,7 +20,7 @@ torch.set_num_threads(1)  # several workers share the machine; more threads each
 
 def _located(name: str) -> Path:
     try:
-        return embedded.locate(name)
+        return locate(name)
     except UnavailableError as error:
         pytest.skip(str(error))
 
@@ -33,7 +33,7 @@ def minilm_path() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
-    """The folder of the embedded decoder, whose GGUF file is `embedded.get("smollm2").gguf_file`."""
+    """The folder of the embedded decoder, whose GGUF file is `catalogue.get("smollm2").gguf_file`."""
     return _located("smollm2")
 
 

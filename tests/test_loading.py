@@ -106,19 +106,19 @@ def test_the_embedded_models_are_the_ones_they_say(minilm, smollm2):
 
 
 def test_a_damaged_unpacked_copy_is_made_again(smollm2, monkeypatch, tmp_path):
-    from whence.model import catalogue as embedded
+    from whence.model import catalogue
     from whence.model import foreign_weights as converted
 
     made = []
     monkeypatch.setattr(converted, "cache_dir", lambda: tmp_path)
 
-    def unpack(_folder, _gguf, into):
+    def unpack(_entry, _folder, into):
         made.append(1)
         into.mkdir()
         (into / "model.safetensors").write_bytes(b"weights")
 
-    monkeypatch.setattr(converted, "_unpack", unpack)
-    model = embedded.get("smollm2")
+    monkeypatch.setitem(converted.CONVERTERS, "gguf", unpack)
+    model = catalogue.get("smollm2")
     place = converted.unpacked(model, tmp_path)
     assert converted.unpacked(model, tmp_path) == place
     assert made == [1]

@@ -18,7 +18,7 @@ from whence import cli
 from whence import method_table as registry
 from whence.cli import _app, main
 from whence.errors import InputError, ModelError, UnavailableError, WhenceError
-from whence.model import catalogue as embedded
+from whence.model import catalogue
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -208,7 +208,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, 
         calls.append((name, quiet))
         return tmp_path / name
 
-    monkeypatch.setattr(embedded, "fetch", fetch)
+    monkeypatch.setattr("whence.cli.get.fetch", fetch)
     return calls
 
 
@@ -225,7 +225,7 @@ def test_get_json_quiet(fetched: list[tuple[str, bool]], tmp_path: Path, capsys:
     assert row == {
         "name": "minilm",
         "path": str(tmp_path / "minilm"),
-        "sha256": embedded.get("minilm").sha256,
+        "sha256": catalogue.get("minilm").sha256,
     }
 
 
@@ -240,10 +240,10 @@ def test_get_stops_before_any_download(
 
 def test_get_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("WHENCE_CACHE", str(tmp_path))
-    monkeypatch.setattr(embedded, "_installed", lambda model: None)
+    monkeypatch.setattr("whence.model.cache._installed", lambda model: None)
     assert main(["get", "--list"]) == 0
     out, err = capsys.readouterr()
-    assert all(model.name in out for model in embedded.MODELS)
+    assert all(model.name in out for model in catalogue.MODELS)
     assert "whence get NAME" in err
     assert main(["get", "--list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)

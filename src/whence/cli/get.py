@@ -8,7 +8,9 @@ import typer
 
 from whence.cli._app import Debug, Json, Quiet, messages, print_json, results
 from whence.errors import InputError, UnavailableError
-from whence.model import catalogue as embedded
+from whence.model import catalogue
+from whence.model.cache import locate
+from whence.model.fetch import fetch
 
 
 def command(
@@ -29,12 +31,12 @@ def command(
         _list(as_json)
         return
     if not names:
-        known = ", ".join(m.name for m in embedded.MODELS)
+        known = ", ".join(m.name for m in catalogue.MODELS)
         raise InputError(f"Name the models to fetch ({known}), or list them with: whence get --list")
-    wanted = list(dict.fromkeys(embedded.get(name) for name in names))  # a wrong name stops before any download
+    wanted = list(dict.fromkeys(catalogue.get(name) for name in names))  # a wrong name stops before any download
     rows = []
     for model in wanted:
-        path = embedded.fetch(model.name, quiet=quiet)
+        path = fetch(model.name, quiet=quiet)
         rows.append({"name": model.name, "path": str(path), "sha256": model.sha256})
         if not as_json:
             typer.echo(f"{model.name}\t{path}")
@@ -43,24 +45,25 @@ def command(
 
 
 def _list(as_json: bool) -> None:
-    rows = [_row(model) for model in embedded.MODELS]
+    rows = [_row(model) for model in catalogue.MODELS]
     if as_json:
         print_json(rows)
         return
     from rich.table import Table
 
-    table = Table("name", "kind", "what it is", "MB", "on this machine")
-    for model, row in zip(embedded.MODELS, rows, strict=True):
+    table = Table("name", "kind", "what it is", "licence", "source", "MB", "on this machine")
+    for model, row in zip(catalogue.MODELS, rows, strict=True):
         size = f"{model.download_size / 1e6:.0f}"
-        table.add_row(model.name, model.kind, model.description, size, "yes" if row["path"] else "no")
+        here = "yes" if row["path"] else "no"
+        table.add_row(model.name, model.kind, model.description, model.licence, model.source, size, here)
     results.print(table)
     if not all(row["path"] for row in rows):
         messages.print("Fetch one with: whence get NAME")
 
 
-def _row(model: embedded.EmbeddedModel) -> dict[str, Any]:
+def _row(model: catalogue.EmbeddedModel) -> dict[str, Any]:
     try:
-        path = str(embedded.locate(model.name))
+        path = str(locate(model.name))
     except UnavailableError:
         path = None
     return {
@@ -68,6 +71,8 @@ def _row(model: embedded.EmbeddedModel) -> dict[str, Any]:
         "aliases": list(model.aliases),
         "kind": model.kind,
         "description": model.description,
+        "licence": model.licence,
+        "source": model.source,
         "distribution": model.distribution,
         "version": model.version,
         "download_size": model.download_size,

