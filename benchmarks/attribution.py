@@ -17,7 +17,7 @@ from torch import nn
 import whence
 from whence.mixing.jacobian.forward_mode import Runner
 from whence.reading.inputs import Prepared
-from whence.reading.run import prove_model
+from whence.reading.rerun.run import prove_model
 from whence.reading.trace import Trace
 
 VOCABULARY = 1000

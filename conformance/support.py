@@ -23,7 +23,7 @@ starting value, and read. A tick means that the check holds to 1e-4 relative in 
 - **(b)** Σ heads through the output projection + bias = the attention block's output;
 - **(c)** residual and norms, put together again, give the state after attention (wiring: post-norm, pre-norm,
   sandwich, parallel);
-- **(d)** the model's outputs with the tap = its outputs without it, under the implementation it would use itself.
+- **(d)** the model's outputs with the recorder = its outputs without it, under the implementation it would use itself.
 
 A second, different input is then traced, and the states rebuilt from that trace alone must agree to 1e-4 too.
 What fails (b) or (c) still gives attention, values and head outputs; measures that need the missing part refuse with
@@ -78,12 +78,12 @@ def real_rows() -> list[str]:
         kinds = ", ".join(dict.fromkeys(s.wiring.kind for s in proof.sites if s.wiring is not None))
         worst = [max((getattr(s, f"error_{c}") or 0.0) for s in proof.sites) for c in "abc"]
         errors = " | ".join(f"{e:.1e}" for e in (*worst, proof.error_d))
-        rows.append(f"| {model.name} | {type(model.model).__name__} | {proof.way} | {kinds} | {errors} |")
+        rows.append(f"| {model.name} | {type(model.model).__name__} | {proof.capture} | {kinds} | {errors} |")
     return rows
 
 
 def _row(verdict: Verdict) -> str:
     ticks = " | ".join("✓" if held else "–" for held in verdict.holds.values())
-    way = verdict.proof.way if verdict.proof is not None else "refused"
+    way = verdict.proof.capture if verdict.proof is not None else "refused"
     reason = verdict.reason.replace("|", "\\|").replace("\n", " ")
     return f"| {verdict.family.name} | {verdict.family.class_name} | {way} | {verdict.kinds} | {ticks} | {reason} |"

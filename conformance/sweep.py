@@ -10,8 +10,8 @@ from torch import Tensor
 from conformance.zoo import CannotBuild, Family, Specimen, build
 from whence.errors import WhenceError
 from whence.model.load import Model
-from whence.reading.run import trace
 from whence.reading.trace import Trace
+from whence.reading.tracing import trace
 from whence.reading.wiring.op_graph import deviation
 from whence.reading.wiring.proof import Proof, prove
 

@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "load": "whence.model.load",
     "Model": "whence.model.load",
-    "trace": "whence.reading.run",
+    "trace": "whence.reading.tracing",
     "Trace": "whence.reading.trace",
     "doctor": "whence.reading.wiring.doctor",
     "substitute": "whence.reading.rerun.substitution",
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
     from whence.mixing.local_vs_global import local_vs_global
     from whence.model.load import Model, load
     from whence.reading.rerun.substitution import substitute
-    from whence.reading.run import trace
     from whence.reading.texts import read_texts
     from whence.reading.trace import Trace
+    from whence.reading.tracing import trace
     from whence.reading.wiring.doctor import doctor
     from whence.reporting.report import report
     from whence.tokens.token_identifiability import token_identifiability

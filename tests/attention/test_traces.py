@@ -10,7 +10,7 @@ from conformance.zoo import build
 from whence.attention.key_constraint import key_constraint
 from whence.errors import InputError, WiringError
 from whence.model.load import Model
-from whence.reading.run import trace
+from whence.reading.tracing import trace
 
 REPEATED = "the cat saw the cat and the dog saw the dog and the cat saw the dog saw the cat " * 2
 

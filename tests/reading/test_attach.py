@@ -13,8 +13,8 @@ from whence.errors import ModelError
 from whence.model.load import Model
 from whence.reading.capture import interface
 from whence.reading.capture.attach import FUNCTION_MODE, INTERFACE, attached
-from whence.reading.capture.recorder import Tap
-from whence.reading.run import trace
+from whence.reading.capture.recorder import AttentionRecorder
+from whence.reading.tracing import trace
 
 
 def state(model):
@@ -23,15 +23,15 @@ def state(model):
     return model.config._attn_implementation, hooks, [m.training for m in model.modules()]
 
 
-@pytest.mark.parametrize("way", [INTERFACE, FUNCTION_MODE])
+@pytest.mark.parametrize("capture", [INTERFACE, FUNCTION_MODE])
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
-def test_the_model_is_restored(way, error):
+def test_the_model_is_restored(capture, error):
     specimen = build("bert")
     specimen.model.set_attn_implementation("sdpa")
     specimen.model.train()
     before = state(specimen.model)
     try:
-        with attached(specimen.model, way, Tap(), 1):
+        with attached(specimen.model, capture, AttentionRecorder(), 1):
             assert specimen.model.config._attn_implementation != "sdpa"
             assert not specimen.model.training
             if error:
@@ -95,12 +95,12 @@ def test_two_models_in_two_threads_do_not_see_each_other():
 def test_another_thread_that_runs_the_traced_model_is_not_recorded():
     """The same model, run plainly by a thread that knows nothing of the trace, while it is attached."""
     specimen = build("bert")
-    tap = Tap()
-    with attached(specimen.model, INTERFACE, tap, 1):
+    recorder = AttentionRecorder()
+    with attached(specimen.model, INTERFACE, recorder, 1):
         runner = threading.Thread(target=lambda: specimen.model(**specimen.inputs))
         runner.start()
         runner.join()
-    assert tap.calls == []
+    assert recorder.calls == []
 
 
 def test_a_registered_name_taken_by_someone_else_is_refused(monkeypatch):

@@ -9,7 +9,7 @@ from conformance.zoo import build
 from whence.errors import InputError, ModelError
 from whence.model.load import Model
 from whence.reading.inputs import position_limit, prepare
-from whence.reading.run import trace
+from whence.reading.tracing import trace
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_a_representative_family_is_proved_and_rebuilt_on_a_second_input(family)
     way, wiring = READ[family]
     verdict = judge(find(family))
     assert verdict.proof is not None, verdict.reason
-    assert verdict.proof.way == way
+    assert verdict.proof.capture == way
     assert all(verdict.holds.values()), verdict.reason
     assert verdict.kinds == wiring
     assert verdict.rebuilt is not None

@@ -11,7 +11,7 @@ from conformance.zoo import build
 from whence.errors import InputError
 from whence.model.load import Model
 from whence.reading.rerun.substitution import Replace, ZeroValues
-from whence.reading.run import trace
+from whence.reading.tracing import trace
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "gptj", "xlnet", "bart", "gpt_oss", "deberta-v2"])

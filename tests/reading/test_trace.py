@@ -9,8 +9,8 @@ import whence
 from conformance.zoo import build
 from whence.errors import InputError, WiringError
 from whence.model.load import Model
-from whence.reading.run import trace
 from whence.reading.trace import Trace
+from whence.reading.tracing import trace
 
 FAMILIES = ["bert", "gpt2", "llama", "gemma2", "t5", "bart", "deberta-v2", "gptj", "gpt_oss"]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from whence.errors import InputError, UnavailableError
-from whence.reading.run import trace
+from whence.reading.tracing import trace
 from whence.tokens.corpus import corpus
 from whence.tokens.states import Store, collect
 

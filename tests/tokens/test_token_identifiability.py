@@ -12,7 +12,7 @@ import torch
 from tests.tokens.conftest import sentences
 from whence.errors import InputError
 from whence.model.load import Model
-from whence.reading.run import trace
+from whence.reading.tracing import trace
 from whence.tokens.corpus import corpus
 from whence.tokens.result import NOT_COUNTED, TokenIdentifiability
 from whence.tokens.split import split

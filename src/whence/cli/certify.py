@@ -40,7 +40,7 @@ def command(
         from whence.attention.certify import certify
         from whence.attention.witness import witness
         from whence.model.load import load
-        from whence.reading.run import trace
+        from whence.reading.tracing import trace
 
         source = sys.stdin.read() if text == "-" else text
         found = trace(load(model), source, None, target, truncate=truncate)

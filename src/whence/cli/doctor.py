@@ -33,7 +33,7 @@ def command(
     """Read a model's attention and prove the reading, layer by layer.
 
     (a) attention · values is the head output; (b) the heads through the output projection are the block's output;
-    (c) residual and norms give the state after attention; (d) the model's outputs are the same with the tap as
+    (c) residual and norms give the state after attention; (d) the model's outputs are the same with the recorder as
     without. Exit code 1, with the reason, where the reading cannot be trusted.
     """
     with working(f"Reading {model}", quiet):
@@ -59,7 +59,7 @@ def show(report: Report) -> None:
 
     proof = report.proof
     wide = results.width >= 110
-    title = f"How {report.provenance.model} was read ({proof.way})"
+    title = f"How {report.provenance.model} was read ({proof.capture})"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for name in ("layer", "heads", "mask", "wiring"):
         table.add_column(name, no_wrap=True)
@@ -76,7 +76,7 @@ def show(report: Report) -> None:
         table.add_row(*row, *([site.module] if wide else []))
     results.print(table)
     results.print(
-        f"(d) outputs with the tap against outputs without it: {_error(proof.error_d, proof.tolerance)} "
+        f"(d) outputs with the recorder against outputs without it: {_error(proof.error_d, proof.tolerance)} "
         f"(tolerance {proof.tolerance:.0e})"
     )
     for reason in report.reasons:

@@ -57,7 +57,7 @@ def command(
         text = sys.stdin.read()
     with working(f"Reading {model}", quiet):
         from whence.model.load import load
-        from whence.reading.run import trace
+        from whence.reading.tracing import trace
 
         loaded = load(model, task)
         found = trace(loaded, text, pair, target, truncate=truncate)

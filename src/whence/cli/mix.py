@@ -47,7 +47,7 @@ def command(
         raise InputError(f"--top {top} shows nothing; give 1 or more.")
     with working(f"Reading {model}", quiet):
         from whence.model.load import load
-        from whence.reading.run import trace
+        from whence.reading.tracing import trace
 
         source = sys.stdin.read() if text == "-" else text
         found = trace(load(model), source, None, target, truncate=truncate)

@@ -18,8 +18,9 @@ from whence.model.load import Model, as_model
 from whence.reading.capture.attach import accepted, evaluating
 from whence.reading.labels import Tokens
 from whence.reading.rerun.replay import repeated
-from whence.reading.run import on_device, trace
+from whence.reading.rerun.run import on_device
 from whence.reading.trace import Trace
+from whence.reading.tracing import trace
 from whence.results.result import Result
 
 CAPTUM = ("gradient", "input-x-gradient", "integrated-gradients", "occlusion", "lime", "kernel-shap")

@@ -20,7 +20,7 @@ from whence.mixing.contributions import EMBEDDINGS, Contributions
 from whence.mixing.decomposition import TOLERANCE
 from whence.mixing.mixture import check_rows
 from whence.reading.inputs import Prepared
-from whence.reading.run import prove_model
+from whence.reading.rerun.run import prove_model
 from whence.reading.trace import Layer, Trace
 from whence.reading.wiring.block_tail import FeedForward, Linear, read_blocks, times
 from whence.reading.wiring.norms import Norm

@@ -24,7 +24,7 @@ from whence.mixing.jacobian.sweep import Sweep, columns, prepare, run
 from whence.mixing.mixture import Mixture, check_rows
 from whence.mixing.progress import Progress, bar
 from whence.model.load import Model
-from whence.reading.run import on_device
+from whence.reading.rerun.run import on_device
 from whence.reading.trace import Stack, Trace
 from whence.reading.wiring.norms import Norm, recognise
 from whence.reading.wiring.op_graph import deviation

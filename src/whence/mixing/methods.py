@@ -24,7 +24,7 @@ from whence.mixing.norms import part_norms
 from whence.mixing.progress import Progress, bar
 from whence.mixing.value_zeroing import value_zeroing
 from whence.reading.inputs import Prepared
-from whence.reading.run import prove_model
+from whence.reading.rerun.run import prove_model
 from whence.reading.trace import Layer, Trace
 from whence.reading.wiring.block_tail import feedforward_of
 

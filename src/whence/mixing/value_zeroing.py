@@ -20,7 +20,7 @@ from whence.mixing.progress import Progress, bar
 from whence.reading.capture.recorder import Edit
 from whence.reading.inputs import Prepared
 from whence.reading.rerun.replay import block_handles, repeated, replay
-from whence.reading.run import prove_model
+from whence.reading.rerun.run import prove_model
 from whence.reading.trace import Trace
 from whence.reading.wiring.proof import AttentionSite
 

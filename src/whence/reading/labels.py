@@ -57,6 +57,21 @@ class Tokens(Sequence[str]):
                 return cls(tuple(names), tuple(names), special=tuple(i < extra for i in range(n)))
         return cls.positions(n)
 
+    def with_sink(self) -> Tokens:
+        """These tokens and a last one for a learned sink, as the columns of `Layer.attention_and_sink`."""
+
+        def longer(parts: tuple[Any, ...] | None) -> Any:
+            return None if parts is None else (*parts, None)
+
+        return Tokens(
+            (*self.text, "sink"),
+            (*self.raw, "sink"),
+            None,
+            longer(self.spans),
+            longer(self.words),
+            (*self.special, True),
+        )
+
     def kinds(self) -> tuple[str, ...]:
         """Each token's type in the sense of Brunner's Figure 1: the special token's name, "punctuation" or "rest"."""
         kinds = []

@@ -44,6 +44,7 @@ class Layer:
     reason: str | None = None  # why wiring or projection are missing
     second_norm: Norm | None = None  # the norm that ends a post-norm block, after the feed-forward layer
     _before_second_norm: Tensor | None = None  # [query, d]
+    sink: Tensor | None = None  # [head, query]: the weight of a learned sink, a key that is always visible, of value 0
 
     def _kept(self, tensor: Tensor | None, name: str) -> Tensor:
         if tensor is None:
@@ -54,8 +55,14 @@ class Layer:
 
     @property
     def attention(self) -> Tensor:
-        """[head, query, key]; rows sum to 1 (less where the model has attention sinks)."""
+        """[head, query, key]; rows sum to 1, or with `sink` to 1 where the model has learned sinks."""
         return self._kept(self._attention, "attention")
+
+    @property
+    def attention_and_sink(self) -> Tensor:
+        """[head, query, key (+ 1)]: the sink as the last column, where there is one; rows sum to 1."""
+        attention = self.attention
+        return attention if self.sink is None else torch.cat([attention, self.sink.to(attention)[..., None]], dim=-1)
 
     @property
     def queries(self) -> Tensor:
@@ -179,6 +186,7 @@ class Layer:
             grouped_keys=None if self.grouped_keys is None else pick(repeat_heads(self.grouped_keys, n)),
             grouped_values=None if self.grouped_values is None else pick(repeat_heads(self.grouped_values, n)),
             _outputs=pick(self._outputs),
+            sink=pick(self.sink),
             visible=pick(visible) if visible is not None and visible.dim() == 3 and visible.shape[0] == n else visible,
             bias=pick(self.bias) if self.bias is not None and self.bias.shape[0] == n else self.bias,
             _projection=None if projection is None else Projection(pick(projection.weight), projection.bias),

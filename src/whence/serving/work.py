@@ -29,7 +29,7 @@ def make_trace(
     shelf: Shelf, traces: Traces, key: str, request: TraceRequest, limits: Limits, step: Step
 ) -> dict[str, Any]:
     """Trace, look, keep; the result names the trace."""
-    from whence.reading.run import trace
+    from whence.reading.tracing import trace
     from whence.reporting.document import build
 
     step(f"Loading {request.model}", 0.0)

@@ -15,7 +15,7 @@ from torch import Tensor
 from whence.errors import InputError, UnavailableError
 from whence.model.load import Model
 from whence.reading.labels import Tokens
-from whence.reading.run import trace
+from whence.reading.tracing import trace
 from whence.tokens.corpus import Corpus
 
 BUDGET = 1 << 30  # bytes of states held in memory

@@ -172,7 +172,7 @@ def _set_aside(texts: list[str], held_out: Sequence[str] | None, seed: int) -> t
 
 def fit(model: Model, corpus: Corpus, places: list[Projections], seed: int) -> list[Tensor]:
     """M of every attention module, from the model's own queries, keys and values on texts of all lengths."""
-    from whence.reading.run import trace
+    from whence.reading.tracing import trace
 
     problems: list[closed_form.LogitLeastSquares] = []
     for i in range(FITTING_TEXTS):
@@ -210,7 +210,7 @@ def tied_residual(model: Model, corpus: Corpus) -> float:
 
     As long as the model reads: with no more tokens than d_v + 1 the span would hold any key.
     """
-    from whence.reading.run import trace
+    from whence.reading.tracing import trace
 
     joined: list[int] = []
     while len(joined) < corpus.room:
@@ -231,7 +231,7 @@ def _statement(
     model: Model, corpus: Corpus, places: list[Projections], mixing: Sequence[Tensor], limit: int
 ) -> Statement:
     """From the folded weights and the output projections that the reading proved."""
-    from whence.reading.run import trace
+    from whence.reading.tracing import trace
 
     traced = trace(model, corpus.batch([corpus.texts[0][: corpus.room]])["input_ids"])
     facts: list[LayerFacts] = []

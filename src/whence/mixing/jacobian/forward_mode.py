@@ -22,9 +22,9 @@ from whence.mixing.jacobian.scores import Cap
 from whence.model.load import Model
 from whence.reading.capture.attach import accepted, evaluating, lock_of
 from whence.reading.capture.interface import plain_experts
-from whence.reading.capture.recorder import Edit, Tap
+from whence.reading.capture.recorder import AttentionRecorder, Edit
 from whence.reading.rerun.replay import Change, block_handles, repeated, replay, touching
-from whence.reading.run import on_device
+from whence.reading.rerun.run import on_device
 from whence.reading.trace import Layer
 from whence.reading.wiring.proof import AttentionSite, Proof
 from whence.reading.wiring.residual import Handle
@@ -72,9 +72,9 @@ class Runner:
         """Block outputs and head outputs with `step` (c, n, d) added to the embeddings."""
         outputs: dict[int, Tensor] = {}
         changes = self._stepping(outputs, step)
-        tap = Tap(keep=lambda _: frozenset({"outputs"}))
-        self._replay(len(step), changes, tap)
-        calls = [tap.calls[site.number].output for site in self.sites]
+        recorder = AttentionRecorder(keep=lambda _: frozenset({"outputs"}))
+        self._replay(len(step), changes, recorder)
+        calls = [recorder.calls[site.number].output for site in self.sites]
         return [outputs[i] for i in range(len(self.sites))], calls
 
     def backward_misses(self) -> float:
@@ -113,9 +113,11 @@ class Runner:
         def function(step: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
             outputs: dict[int, Tensor] = {}
             changes = self._apart(self._watching(outputs), step)
-            tap = Tap(edits=self._held(None), keep=lambda _: frozenset({"queries", "keys", "values"}))
-            self._replay(len(step), changes, tap)
-            calls = [tap.calls[site.number] for site in self.sites]
+            recorder = AttentionRecorder(
+                edits=self._held(None), keep=lambda _: frozenset({"queries", "keys", "values"})
+            )
+            self._replay(len(step), changes, recorder)
+            calls = [recorder.calls[site.number] for site in self.sites]
             parts = [(call.query, call.key, call.value) for call in calls]
             return [outputs[i] for i in range(len(self.sites))], parts  # type: ignore[return-value]
 
@@ -127,9 +129,11 @@ class Runner:
 
         def function(step: Tensor) -> list[Moved]:
             changes = self._apart({}, step)
-            tap = Tap(edits=self._held(None), keep=lambda _: frozenset({"queries", "keys", "attention"}))
-            self._replay(len(step), changes, tap)
-            calls = [tap.calls[site.number] for site in self.sites]
+            recorder = AttentionRecorder(
+                edits=self._held(None), keep=lambda _: frozenset({"queries", "keys", "attention"})
+            )
+            self._replay(len(step), changes, recorder)
+            calls = [recorder.calls[site.number] for site in self.sites]
             return [(call.query, call.key, call.weights) for call in calls]  # type: ignore[misc]
 
         made: list[Moved] = self._pushed(function, tangents)
@@ -141,8 +145,8 @@ class Runner:
         def function(step: Tensor) -> list[Tensor]:
             outputs: dict[int, Tensor] = {}
             changes = self._apart(self._watching(outputs), None)
-            tap = Tap(edits=self._held(step), keep=lambda _: frozenset())
-            self._replay(len(step), changes, tap)
+            recorder = AttentionRecorder(edits=self._held(step), keep=lambda _: frozenset())
+            self._replay(len(step), changes, recorder)
             return [outputs[i] for i in range(len(self.sites))]
 
         made: list[Tensor] = self._pushed(function, tangents)
@@ -164,13 +168,13 @@ class Runner:
 
     def caps(self) -> list[Cap | None]:
         """The soft cap on each layer's scores, where there is one."""
-        tap = Tap(keep=lambda _: frozenset())
-        self._replay(1, {}, tap)
-        return [tap.calls[site.number].cap for site in self.sites]
+        recorder = AttentionRecorder(keep=lambda _: frozenset())
+        self._replay(1, {}, recorder)
+        return [recorder.calls[site.number].cap for site in self.sites]
 
-    def _replay(self, size: int, changes: Mapping[Handle, Change], tap: Tap) -> None:
+    def _replay(self, size: int, changes: Mapping[Handle, Change], recorder: AttentionRecorder) -> None:
         with lock_of(self.model.model), plain_experts(self.model.model):
-            replay(self.model, self.proof, repeated(self.inputs, size), size, changes, tap=tap)
+            replay(self.model, self.proof, repeated(self.inputs, size), size, changes, recorder=recorder)
 
     def _watching(self, outputs: dict[int, Tensor]) -> dict[Handle, Change]:
         changes: dict[Handle, Change] = {}

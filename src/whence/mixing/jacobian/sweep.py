@@ -20,7 +20,7 @@ from whence.mixing.jacobian.pairs import cost, paired_scores
 from whence.mixing.jacobian.scores import Cap, Scores, candidates
 from whence.model.load import Model
 from whence.reading.inputs import Prepared
-from whence.reading.run import prove_model
+from whence.reading.rerun.run import prove_model
 from whence.reading.trace import Stack, Trace
 from whence.reading.wiring.block_tail import read_blocks
 from whence.reading.wiring.op_graph import deviation

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from whence.reading.capture import interface
 from whence.reading.capture.function_mode import AttentionMode
-from whence.reading.capture.recorder import Tap, active, listening
+from whence.reading.capture.recorder import AttentionRecorder, active, listening
 from whence.reading.wiring.op_graph import follow
 from whence.reading.wiring.residual import Handle
 
@@ -46,18 +46,18 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def attached(model: nn.Module, way: str, tap: Tap, batch: int) -> Iterator[None]:
-    """Let `tap` overhear the model's attention in the given way; the model is as before when the block ends."""
+def attached(model: nn.Module, capture: str, recorder: AttentionRecorder, batch: int) -> Iterator[None]:
+    """Let `recorder` overhear the model's attention in the given capture; the model is as before when the block ends."""
     with ExitStack() as stack:
         stack.enter_context(lock_of(model))
         stack.enter_context(evaluating(model))
-        if way == INTERFACE:
+        if capture == INTERFACE:
             stack.enter_context(interface.switched(model, interface.NAME))
-            stack.enter_context(listening(tap))
+            stack.enter_context(listening(recorder))
         else:
             stack.enter_context(interface.switched(model, "eager"))
-            stack.enter_context(listening(tap))
-            stack.enter_context(AttentionMode(tap, batch))
+            stack.enter_context(listening(recorder))
+            stack.enter_context(AttentionMode(recorder, batch))
         yield
 
 

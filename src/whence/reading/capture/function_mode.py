@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from whence.reading.capture.recorder import MASKED, Call, Tap, apply_edits, expand_heads
+from whence.reading.capture.recorder import MASKED, AttentionRecorder, Call, apply_edits, expand_heads, sink_of
 
-_SOFTMAX = {torch.softmax, torch.nn.functional.softmax, Tensor.softmax, torch.special.softmax}
+SOFTMAX = {torch.softmax, torch.nn.functional.softmax, Tensor.softmax, torch.special.softmax}
 _MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 _BADDBMM = {torch.baddbmm, Tensor.baddbmm}
 _SDPA = torch.nn.functional.scaled_dot_product_attention
@@ -40,14 +40,15 @@ def _name(func: Callable[..., Any]) -> str:
 
 
 class AttentionMode(TorchFunctionMode):
-    """Reports every softmax-and-matmul attention and every fused one to the tap."""
+    """Reports every softmax-and-matmul attention and every fused one to the recorder."""
 
-    def __init__(self, tap: Tap, batch: int, outside: Tap | None = None) -> None:
+    def __init__(self, recorder: AttentionRecorder, batch: int, outside: AttentionRecorder | None = None) -> None:
         super().__init__()
-        self.outside = outside  # attention that this other tap is just being told of is not reported again
-        self.tap = tap
+        self.outside = outside  # attention that this other recorder is just being told of is not reported again
+        self.recorder = recorder
         self.batch = batch
-        self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # id → (a tensor that is weights, the softmax's input)
+        # id → (a tensor that is weights, the softmax's input, the softmax's output)
+        self._weights: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._scores: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # id → (scores, left factor, right factor)
 
     def __torch_function__(
@@ -73,7 +74,7 @@ class AttentionMode(TorchFunctionMode):
         result = func(*args, **kwargs)
         if not isinstance(result, Tensor):
             return result
-        if func in _SOFTMAX:
+        if func in SOFTMAX:
             self._note_softmax(
                 args[0] if args else kwargs["input"], result, kwargs.get("dim", args[1] if len(args) > 1 else -1)
             )
@@ -102,7 +103,7 @@ class AttentionMode(TorchFunctionMode):
         last = dim in (None, -1, weights.dim() - 1)
         if not last and weights.dim() < 3:
             return
-        self._weights[id(weights)] = (weights, scores)
+        self._weights[id(weights)] = (weights, scores, weights)
         while len(self._weights) > 16:  # old candidates are let go, or every layer's scores would stay in memory
             del self._weights[next(iter(self._weights))]
 
@@ -111,7 +112,7 @@ class AttentionMode(TorchFunctionMode):
         if name in ("__mul__", "mul", "__rmul__", "__getitem__", "where", "masked_fill") or name in _PASSIVE:
             for tensor in tensors:
                 if id(tensor) in self._weights:
-                    self._weights[id(result)] = (result, self._weights[id(tensor)][1])
+                    self._weights[id(result)] = (result, *self._weights[id(tensor)][1:])
         if name in _SCORE:
             for tensor in tensors:
                 if id(tensor) in self._scores and result.numel() >= tensor.numel():
@@ -128,7 +129,7 @@ class AttentionMode(TorchFunctionMode):
 
     def _mixed(self, func: Callable[..., Any], weights: Tensor, value: Tensor) -> Any:
         result = func(weights, value)
-        scores = self._weights[id(weights)][1]
+        _, scores, probabilities = self._weights[id(weights)]
         shapes_fit = (
             weights.dim() in (3, 4)
             and value.dim() == weights.dim()
@@ -137,14 +138,19 @@ class AttentionMode(TorchFunctionMode):
         )
         if not shapes_fit or (weights.dim() == 4 and weights.shape[0] != self.batch):
             return result
-        number, edits = self.tap.begin()
+        number, edits = self.recorder.begin()
         call = self._call(
-            self._heads_first(weights), self._heads_first(value), self._heads_first(result), scores, result
+            self._heads_first(weights),
+            self._heads_first(value),
+            self._heads_first(result),
+            scores,
+            result,
+            probabilities,
         )
         if edits:
             call = apply_edits(call, edits)
             result = call.output.reshape(result.shape)
-        self.tap.see(number, call)
+        self.recorder.see(number, call)
         return result
 
     def _mixed_einsum(self, equation: str, weights: Tensor, value: Tensor) -> Any | None:
@@ -167,17 +173,20 @@ class AttentionMode(TorchFunctionMode):
         v = value.permute(*(right.index(c) for c in (b, h, summed[0], free_right[0])))
         result = torch.einsum(equation, weights, value)
         z = result.permute(*(out.index(c) for c in (b, h, free_left[0], free_right[0])))
-        scores = self._weights[id(weights)][1]
-        number, edits = self.tap.begin()
-        call = self._call(w, v, z, scores, result)
+        _, scores, probabilities = self._weights[id(weights)]
+        number, edits = self.recorder.begin()
+        call = self._call(w, v, z, scores, result, probabilities)
         if edits:
             call = apply_edits(call, edits)
             order = (b, h, free_left[0], free_right[0])
             result = call.output.permute(*(order.index(c) for c in out))
-        self.tap.see(number, call)
+        self.recorder.see(number, call)
         return result
 
-    def _call(self, weights: Tensor, value: Tensor, output: Tensor, scores: Tensor, node: Tensor) -> Call:
+    def _call(
+        self, weights: Tensor, value: Tensor, output: Tensor, scores: Tensor, node: Tensor, probabilities: Tensor
+    ) -> Call:
+        sink = sink_of(self._heads_first(probabilities), weights) if probabilities.dim() >= 3 else None
         factors = self._scores.get(id(scores))
         query = key = None
         if factors is not None:
@@ -198,7 +207,7 @@ class AttentionMode(TorchFunctionMode):
             open_door = self._heads_first(gap > MASKED)
             if open_door.shape == weights.shape and not bool(open_door.all()):
                 visible = open_door
-        return Call(query, key, value, weights, output, visible, None, None, node)
+        return Call(query, key, value, weights, output, visible, None, None, node, sink=sink)
 
     def _fused(
         self,
@@ -231,7 +240,7 @@ class AttentionMode(TorchFunctionMode):
         if visible is not None:
             scores = scores.masked_fill(~visible, -math.inf)
         weights = torch.softmax(scores, dim=-1)
-        number, edits = self.tap.begin()
+        number, edits = self.recorder.begin()
         call = Call(
             query, key, value, weights, expand_heads(weights, heads) @ expand_heads(value, heads), visible, factor, bias
         )
@@ -239,7 +248,7 @@ class AttentionMode(TorchFunctionMode):
             call = apply_edits(call, edits)
         # The tensor handed on is the one recorded, so that its dataflow can be followed.
         call = Call(call.query, call.key, call.value, call.weights, call.output, visible, factor, bias, call.output)
-        self.tap.see(number, call)
+        self.recorder.see(number, call)
         return call.output
 
 

@@ -2,7 +2,7 @@
 
 One attention function is registered under the project's own name, together with the mask function that eager
 attention uses (without it a causal model silently sees the future). It hands the work to the model's own eager
-function, so that the numbers are the model's, and reports what went in and came out to the active tap.
+function, so that the numbers are the model's, and reports what went in and came out to the active recorder.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from whence.errors import ModelError
-from whence.reading.capture.recorder import MASKED, Call, active, apply_edits
+from whence.reading.capture.function_mode import SOFTMAX
+from whence.reading.capture.recorder import MASKED, Call, active, apply_edits, sink_of
 
 NAME = "whence"
 
@@ -64,6 +66,38 @@ def eager_function(module: nn.Module) -> Callable[..., Any]:
     return found
 
 
+class SoftmaxWatch(TorchFunctionMode):
+    """Keeps what the last softmax inside its `with` block gave."""
+
+    probabilities: Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in SOFTMAX:
+            self.probabilities = result
+        return result
+
+
+# Whether a module's softmax has a column for a sink. Watching costs time, so that it is found out on the first call.
+_sinks: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+def _overheard(
+    eager: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any
+) -> tuple[Any, Any, Tensor | None]:
+    """The eager function's output and weights, and the weight of the sink where the model has one."""
+    if not _sinks.get(module, True):
+        output, weights = eager(module, *args, **kwargs)
+        return output, weights, None
+    with SoftmaxWatch() as watch:
+        output, weights = eager(module, *args, **kwargs)
+    if weights is None or watch.probabilities is None:
+        return output, weights, None
+    sink = sink_of(watch.probabilities, weights)
+    _sinks[module] = sink is not None
+    return output, weights, sink
+
+
 def visibility(mask: Tensor | None, n_key: int) -> Tensor | None:
     """Which keys a mask leaves visible: boolean masks as they are, additive ones where they are not a closed door."""
     if mask is None:
@@ -83,18 +117,18 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function whence registers: the model's own eager one, overheard."""
     eager = eager_function(module)
-    tap = active()
-    if tap is None:
+    recorder = active()
+    if recorder is None:
         result: tuple[Tensor, Tensor | None] = eager(module, query, key, value, attention_mask, *args, **kwargs)
         return result
-    tap.busy = True
+    recorder.busy = True
     try:
-        output, weights = eager(module, query, key, value, attention_mask, *args, **kwargs)
+        output, weights, sink = _overheard(eager, module, query, key, value, attention_mask, *args, **kwargs)
     finally:
-        tap.busy = False
+        recorder.busy = False
     if weights is None:
         return output, weights
-    number, edits = tap.begin()
+    number, edits = recorder.begin()
     scale = kwargs.get("scaling")
     bias = kwargs.get("position_bias")
     factor, cap = query.shape[-1] ** -0.5 if scale is None else scale, kwargs.get("softcap")
@@ -110,11 +144,12 @@ def attention(
         bias=bias if isinstance(bias, Tensor) else None,
         node=output,
         cap=None if cap is None else (float(factor), float(cap)),
+        sink=sink,
     )
     if edits:
         call = apply_edits(call, edits)
         output, weights = call.output.transpose(1, 2).contiguous().view_as(output), call.weights
-    tap.see(number, call)
+    recorder.see(number, call)
     return output, weights
 
 

@@ -1,8 +1,8 @@
 """What one forward pass shows of its attention, and what may be put in its place.
 
-A `Tap` is handed to both ways into a model (`interface.py`, `function_mode.py`). Each of them calls
-`Tap.see` once per attention call, in the order of the calls; nothing else is shared between them.
-The tap of the running forward pass lives in a `ContextVar`, so that two threads never see each other's.
+A `AttentionRecorder` is handed to both ways into a model (`interface.py`, `function_mode.py`). Each of them calls
+`AttentionRecorder.see` once per attention call, in the order of the calls; nothing else is shared between them.
+The recorder of the running forward pass lives in a `ContextVar`, so that two threads never see each other's.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Call:
     bias: Tensor | None = None  # what was added to the scaled scores besides the mask, where it is known
     node: Tensor | None = None  # the very tensor the model goes on with (its dataflow is followed from here)
     cap: tuple[float, float] | None = None  # a soft cap on the scores: (factor on query·key, cap)
+    sink: Tensor | None = None  # (batch, head, query): the weight of a learned sink, which has no value of its own
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Edit:
 
 
 @dataclass
-class Tap:
+class AttentionRecorder:
     """Collects the calls of one forward pass and applies the edits asked for, by call number."""
 
     edits: Mapping[int, Sequence[Edit]] = field(default_factory=dict)
@@ -78,6 +79,7 @@ class Tap:
                 scale=call.scale,
                 bias=call.bias if "keys" in wanted else None,
                 cap=call.cap,
+                sink=call.sink,
             )
         self.calls.append(call)
 
@@ -129,22 +131,45 @@ def apply_edits(call: Call, edits: Sequence[Edit]) -> Call:
         scale=call.scale,
         bias=call.bias,
         cap=call.cap,
+        # Other weights leave another rest to the sink, which is not mixed in: its value is zero.
+        sink=call.sink if call.sink is None or same else 1 - weights.sum(-1),
     )
 
 
-_ACTIVE: ContextVar[Tap | None] = ContextVar("whence_tap", default=None)
+def sink_of(probabilities: Tensor, weights: Tensor) -> Tensor | None:
+    """The column of a softmax that the attention weights leave out, (…, query); None where they leave out none.
+
+    A learned sink is one more score beside those of the keys: softmax over n + 1 columns, of which n are used.
+
+    >>> import torch
+    >>> probabilities = torch.tensor([[0.5, 0.3, 0.2]])
+    >>> sink_of(probabilities, probabilities[..., :-1])
+    tensor([0.2000])
+    """
+    if probabilities.dim() != weights.dim() or probabilities.shape[-1] != weights.shape[-1] + 1:
+        return None
+    for keys, sink in (
+        (probabilities[..., :-1], probabilities[..., -1]),
+        (probabilities[..., 1:], probabilities[..., 0]),
+    ):
+        if keys.shape == weights.shape and torch.equal(keys.to(weights.dtype), weights):
+            return sink
+    return None
 
 
-def active() -> Tap | None:
-    """The tap of the forward pass that is running in this thread, if any."""
+_ACTIVE: ContextVar[AttentionRecorder | None] = ContextVar("whence_tap", default=None)
+
+
+def active() -> AttentionRecorder | None:
+    """The recorder of the forward pass that is running in this thread, if any."""
     return _ACTIVE.get()
 
 
 @contextmanager
-def listening(tap: Tap) -> Iterator[Tap]:
-    """Make `tap` the one that attention calls in this context report to."""
-    token = _ACTIVE.set(tap)
+def listening(recorder: AttentionRecorder) -> Iterator[AttentionRecorder]:
+    """Make `recorder` the one that attention calls in this context report to."""
+    token = _ACTIVE.set(recorder)
     try:
-        yield tap
+        yield recorder
     finally:
         _ACTIVE.reset(token)

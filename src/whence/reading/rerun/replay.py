@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from whence.errors import WiringError
 from whence.model.load import Model
 from whence.reading.capture.attach import accepted, attached
-from whence.reading.capture.recorder import Edit, Tap
-from whence.reading.run import on_device
+from whence.reading.capture.recorder import AttentionRecorder, Edit
+from whence.reading.rerun.run import on_device
 from whence.reading.wiring.op_graph import follow
 from whence.reading.wiring.proof import AttentionSite, Proof
 from whence.reading.wiring.residual import Handle
@@ -103,14 +103,14 @@ def replay(
     changes: Mapping[Handle, Change],
     *,
     edits: Mapping[int, Sequence[Edit]] | None = None,
-    tap: Tap | None = None,
+    recorder: AttentionRecorder | None = None,
 ) -> Any:
     """One forward pass with `changes` in place; the model's output."""
     inputs = accepted(model.model, on_device(model, batch))
     inputs.pop("output_hidden_states", None)
-    tap = tap if tap is not None else Tap(edits=edits or {}, keep=lambda _: frozenset())
+    recorder = recorder if recorder is not None else AttentionRecorder(edits=edits or {}, keep=lambda _: frozenset())
     with ExitStack() as stack:
-        stack.enter_context(attached(model.model, proof.way, tap, size))
+        stack.enter_context(attached(model.model, proof.capture, recorder, size))
         stack.enter_context(touching(model.model, changes))
         return model.model(**inputs)
 

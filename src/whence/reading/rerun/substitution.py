@@ -13,7 +13,7 @@ from whence.errors import InputError
 from whence.model.load import Model
 from whence.reading.capture.recorder import Edit
 from whence.reading.inputs import Prepared
-from whence.reading.run import prove_model, run
+from whence.reading.rerun.run import prove_model, run
 from whence.reading.trace import Trace
 from whence.reading.wiring.proof import AttentionSite, Proof
 
@@ -73,7 +73,8 @@ def substitute(trace: Trace, changes: Change | Sequence[Change], *, model: Any =
     >>> torch.allclose(same.final_states, trace.final_states, atol=1e-5)
     True
     """
-    from whence.reading.run import _cut, _wanted  # the same cutting as in tracing
+    from whence.reading.trace_of_row import trace_of_row
+    from whence.reading.tracing import kept_parts
 
     chosen = trace.with_model(model)
     prepared = Prepared(
@@ -81,8 +82,8 @@ def substitute(trace: Trace, changes: Change | Sequence[Change], *, model: Any =
     )
     proof = prove_model(chosen, prepared)
     edits = edits_by_call(trace, proof, [changes] if isinstance(changes, (Replace, ZeroValues)) else changes)
-    outcome = run(chosen, proof, prepared.inputs, 1, _wanted(None), edits)
-    changed = _cut(chosen, proof, outcome, 0, prepared, _wanted(None))
+    outcome = run(chosen, proof, prepared.inputs, 1, kept_parts(None), edits)
+    changed = trace_of_row(chosen, proof, outcome, 0, prepared, kept_parts(None))
     return Substituted(changed.logits, changed.final_states, changed)
 
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from whence.errors import WiringError
 from whence.model.load import Model
 from whence.reading.capture.attach import accepted, attached, lock_of
-from whence.reading.capture.recorder import Call, Tap
+from whence.reading.capture.recorder import AttentionRecorder, Call
 from whence.reading.inputs import beginning
-from whence.reading.run import on_device
+from whence.reading.rerun.run import on_device
 from whence.reading.wiring.dataflow import (
     ADD,
     DIV,
@@ -130,15 +130,15 @@ def feedforward_of(model: Model, proof: Proof, inputs: Mapping[str, Tensor], sta
 def _read(model: nn.Module, proof: Proof, inputs: Mapping[str, Tensor]) -> dict[tuple[str, int], Reading]:
     inputs = accepted(model, inputs)
     batch = next(iter(t for _, t in walk(dict(inputs)))).shape[0]
-    tap, graph = Tap(), OpGraph(batch)
+    recorder, graph = AttentionRecorder(), OpGraph(batch)
     with ExitStack() as stack:
         stack.enter_context(graph)
         stack.enter_context(graph.modules(model))
-        stack.enter_context(attached(model, proof.way, tap, batch))
+        stack.enter_context(attached(model, proof.capture, recorder, batch))
         model(**inputs)
-    starts = [graph.node(call.node) for call in tap.calls if call.node is not None]
+    starts = [graph.node(call.node) for call in recorder.calls if call.node is not None]
     found = {}
-    for site, call in zip(proof.sites, tap.calls, strict=True):
+    for site, call in zip(proof.sites, recorder.calls, strict=True):
         _, read = _read_site(graph, call, proof.tolerance)
         others = {id(n) for n in starts if n.tensor is not call.node}
         try:

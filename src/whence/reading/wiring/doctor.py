@@ -25,7 +25,7 @@ class Report:
 
     @property
     def trusted(self) -> bool:
-        """Attention, values, head outputs and projection are proved and the tap changes nothing: (a), (b) and (d)."""
+        """Attention, values, head outputs and projection are proved and the recorder changes nothing: (a), (b) and (d)."""
         holds = self.proof.holds
         return holds["a"] and holds["b"] and holds["d"]
 
@@ -43,7 +43,7 @@ class Report:
         proof = self.proof
         return {
             **self.provenance.to_dict(),
-            "way": proof.way,
+            "capture": proof.capture,
             "tried": list(proof.tried),
             "tolerance": proof.tolerance,
             "holds": proof.holds,
@@ -81,7 +81,7 @@ def doctor(model: Any = None, text: Any = None) -> Report:
     """
     chosen = as_model(model)
     inputs = beginning(example(chosen, text).inputs)
-    from whence.reading.run import on_device
+    from whence.reading.rerun.run import on_device
 
     proof = proof_of(chosen.model, on_device(chosen, inputs))
     return Report(proof, Provenance(chosen.name, "doctor", {}, source=chosen))

@@ -3,7 +3,7 @@
 (a) attention · values = the head output that the model goes on with;
 (b) Σ heads through the output projection + bias = the attention block's output;
 (c) residual and norms, put together again, give the state after attention: post-norm, pre-norm, sandwich or parallel;
-(d) the model's outputs with the tap = its outputs without it, under its own attention implementation.
+(d) the model's outputs with the recorder = its outputs without it, under its own attention implementation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from whence.errors import ModelError
 from whence.reading.capture import interface
 from whence.reading.capture.attach import FUNCTION_MODE, INTERFACE, accepted, attached, evaluating, lock_of
 from whence.reading.capture.function_mode import AttentionMode
-from whence.reading.capture.recorder import Call, Tap, mix
+from whence.reading.capture.recorder import AttentionRecorder, Call, mix
 from whence.reading.wiring.dataflow import NotRecognised, ancestors, closure, origins
 from whence.reading.wiring.op_graph import Node, Op, OpGraph, deviation, walk
 from whence.reading.wiring.projection import Projection, find_projection
@@ -67,7 +67,7 @@ class AttentionSite:
 class Proof:
     """How a model was read, site by site, and the errors of the four checks."""
 
-    way: str
+    capture: str
     sites: tuple[AttentionSite, ...]
     error_d: float
     tolerance: float
@@ -125,11 +125,11 @@ def prove(model: nn.Module, inputs: Mapping[str, Any]) -> Proof:
     plain = _plain_outputs(model, inputs)
     tolerance = TOLERANCE.get(next(model.parameters()).dtype, 6e-2)
     tried: list[str] = []
-    for way in (INTERFACE, FUNCTION_MODE):
+    for capture in (INTERFACE, FUNCTION_MODE):
         try:
-            return _prove_way(model, way, inputs, batch, plain, tolerance, tuple(tried))
+            return _prove_way(model, capture, inputs, batch, plain, tolerance, tuple(tried))
         except NotRecognised as problem:
-            tried.append(f"{way}: {problem}")
+            tried.append(f"{capture}: {problem}")
     nothing = (
         " It seems to have no attention, or one that is not softmax(…) · values."
         if all("no " in t for t in tried)
@@ -171,42 +171,44 @@ def _numbers(output: Any) -> dict[Any, Tensor]:
 
 def _prove_way(
     model: nn.Module,
-    way: str,
+    capture: str,
     inputs: Mapping[str, Any],
     batch: int,
     plain: Mapping[Any, Tensor],
     tolerance: float,
     tried: tuple[str, ...],
 ) -> Proof:
-    tap, graph, unseen = Tap(), OpGraph(batch), Tap()
+    recorder, graph, unseen = AttentionRecorder(), OpGraph(batch), AttentionRecorder()
     with ExitStack() as stack:
         stack.enter_context(graph)
         stack.enter_context(graph.modules(model))
-        stack.enter_context(attached(model, way, tap, batch))
-        if way == INTERFACE:
-            stack.enter_context(AttentionMode(unseen, batch, outside=tap))
+        stack.enter_context(attached(model, capture, recorder, batch))
+        if capture == INTERFACE:
+            stack.enter_context(AttentionMode(unseen, batch, outside=recorder))
         outputs = _numbers(model(**inputs))
-    if not tap.calls:
+    if not recorder.calls:
         missing = (
             "no attention call was seen"
-            if way == INTERFACE
+            if capture == INTERFACE
             else "no softmax over positions followed by a product with values"
         )
         raise NotRecognised(missing)
     if unseen.calls:
-        raise NotRecognised(f"{len(tap.calls)} attention calls came through it and {len(unseen.calls)} went past it")
+        raise NotRecognised(
+            f"{len(recorder.calls)} attention calls came through it and {len(unseen.calls)} went past it"
+        )
     error_d = max((deviation(outputs[k], plain[k]) for k in plain if k in outputs), default=float("inf"))
     if error_d > tolerance:
         raise NotRecognised(
-            f"the outputs with the tap differ by {error_d:.1e} from those without it{_why(model, inputs, plain, tolerance)}"
+            f"the outputs with the recorder differ by {error_d:.1e} from those without it{_why(model, inputs, plain, tolerance)}"
         )
-    readings = [_read_site(graph, call, tolerance) for call in tap.calls]
+    readings = [_read_site(graph, call, tolerance) for call in recorder.calls]
     wrong = [i for i, reading in enumerate(readings) if reading[0] > tolerance]
     if wrong:
         raise NotRecognised(
             f"attention · values misses the head output by {readings[wrong[0]][0]:.1e} in call {wrong[0]}"
         )
-    return Proof(way, _number_sites(model, graph, tap.calls, readings, tolerance), error_d, tolerance, tried)
+    return Proof(capture, _number_sites(model, graph, recorder.calls, readings, tolerance), error_d, tolerance, tried)
 
 
 def _why(model: nn.Module, inputs: Mapping[str, Any], plain: Mapping[Any, Tensor], tolerance: float) -> str:

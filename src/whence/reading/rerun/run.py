@@ -1,0 +1,102 @@
+"""One forward pass of a proved model, with what it showed of its attention and its states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from whence.errors import ModelError
+from whence.model.load import Model
+from whence.reading.capture.attach import accepted, attached, picking_up
+from whence.reading.capture.recorder import AttentionRecorder, Call, Edit
+from whence.reading.inputs import Prepared, beginning
+from whence.reading.trace import KEEP
+from whence.reading.wiring.proof import Proof, proof_of
+from whence.reading.wiring.residual import Handle
+
+
+def prove_model(model: Model, prepared: Prepared) -> Proof:
+    """The model's proof, made on the beginning of this sequence if there is none yet."""
+    return proof_of(model.model, on_device(model, beginning(prepared.inputs)))
+
+
+def on_device(model: Model, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Inputs where the model is, floating ones in the model's dtype."""
+    parameter = next(model.model.parameters())
+    return {
+        name: t.to(parameter.device, parameter.dtype) if t.is_floating_point() else t.to(parameter.device)
+        for name, t in inputs.items()
+    }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one forward pass of a batch gave: its outputs, its attention calls, and the states that were picked up."""
+
+    output: Any
+    calls: list[Call]
+    states: Mapping[Handle, Tensor]
+    final_states: Tensor | None
+    batch: Mapping[str, Tensor]
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences the batch held."""
+        return next(iter(self.batch.values())).shape[0]
+
+
+def run(
+    model: Model,
+    proof: Proof,
+    batch: Mapping[str, Tensor],
+    size: int,
+    wanted: frozenset[str],
+    edits: Mapping[int, Sequence[Edit]] | None = None,
+) -> Outcome:
+    """One forward pass with the recorder attached; `edits` by call number."""
+    inputs = accepted(model.model, on_device(model, batch))
+    if "output_hidden_states" in inputs:
+        inputs.pop("output_hidden_states")
+    recorder = AttentionRecorder(edits=edits or {}, keep=None if wanted >= frozenset(KEEP) else lambda _: wanted)
+    handles = _handles(proof) if "states" in wanted else []
+    final: list[Tensor] = []
+    with ExitStack() as stack:
+        stack.enter_context(attached(model.model, proof.capture, recorder, size))
+        states = stack.enter_context(picking_up(model.model, handles))
+        stack.callback(_watch_final(model.model, final).remove)
+        output = model.model(**inputs)
+    if len(recorder.calls) != len(proof.sites):
+        raise ModelError(
+            f"{model.name} made {len(recorder.calls)} attention calls on this input and {len(proof.sites)} when it was proved: "
+            "its computation depends on the input, so the proof does not cover this one."
+        )
+    return Outcome(output, recorder.calls, states, final[-1] if final else None, batch)
+
+
+def _handles(proof: Proof) -> list[Handle]:
+    handles = []
+    for site in proof.sites:
+        wiring = site.wiring
+        if wiring is None or site.reason_c is not None:
+            continue
+        second = None if site.second_norm is None else site.second_norm.before
+        handles += [h for h in (wiring.residual, wiring.after, site.block_output, second) if h is not None]
+    return list(dict.fromkeys(handles))
+
+
+def _watch_final(model: nn.Module, into: list[Tensor]) -> Any:
+    """Take the final states from the body of the model, whatever head is on it."""
+    body = getattr(model, "base_model", model)
+
+    def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+        states = getattr(output, "last_hidden_state", None)
+        if states is None and isinstance(output, tuple) and output and isinstance(output[0], Tensor):
+            states = output[0]
+        if isinstance(states, Tensor):
+            into.append(states)
+
+    return body.register_forward_hook(hook)

@@ -1,0 +1,184 @@
+"""From a padded batch to one trace: the part that belongs to one sequence, with its tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from whence.errors import InputError, ModelError
+from whence.model.load import Model
+from whence.reading.capture.recorder import Call
+from whence.reading.inputs import Prepared, label_ids
+from whence.reading.labels import Tokens
+from whence.reading.rerun.run import Outcome
+from whence.reading.trace import Layer, Stack, Trace
+from whence.reading.wiring.proof import AttentionSite, Proof, check_weights
+from whence.reading.wiring.residual import Handle
+from whence.results.provenance import Provenance
+
+
+def trace_of_row(
+    model: Model, proof: Proof, outcome: Outcome, row: int, prepared: Prepared, wanted: frozenset[str]
+) -> Trace:
+    """The part of the batch that is sequence `row`, without padding."""
+    source = prepared.inputs["input_ids"].shape[1] if "input_ids" in prepared.inputs else None
+    decoder_ids = prepared.inputs.get("decoder_input_ids")
+    target = None if decoder_ids is None else decoder_ids.shape[1]
+    padded_source = outcome.batch["input_ids"].shape[1] if source is not None else None
+    padded_target = outcome.batch["decoder_input_ids"].shape[1] if target is not None else None
+
+    def real(n: int, is_target: bool) -> int:
+        """How many of n positions are real: padding is on the right."""
+        if is_target and target is not None and n == padded_target:
+            return target
+        if not is_target and source is not None and n == padded_source:
+            return source
+        return n
+
+    stacks: dict[str, Stack] = {}
+    layers: dict[str, list[Layer]] = {}
+    sizes: dict[str, set[tuple[int, int]]] = {}
+    two = len(proof.stacks) > 1
+    for site, call in zip(proof.sites, outcome.calls, strict=True):
+        n_query = real(_length(call, outcome, site, query=True), two and site.stack in ("decoder", "cross"))
+        n_key = real(_length(call, outcome, site, query=False), two and site.stack == "decoder")
+        layers.setdefault(site.stack, []).append(
+            _layer(site, call, outcome, row, n_query, n_key, wanted, proof.tolerance)
+        )
+        sizes.setdefault(site.stack, set()).add((n_query, n_key))
+    for name, found in layers.items():
+        n_query, n_key = next(iter(sizes[name])) if len(sizes[name]) == 1 else (-1, -1)
+        queries = _labels(model, prepared, two and name in ("decoder", "cross"), n_query)
+        keys = queries if name != "cross" and n_key == n_query else _labels(model, prepared, False, n_key)
+        stacks[name] = Stack(name, tuple(found), queries, keys)
+    logits = getattr(outcome.output, "logits", None)
+    final = outcome.final_states
+    if isinstance(logits, Tensor):
+        logits = logits[row]
+        if logits.dim() == 2:
+            logits = logits[: real(logits.shape[0], two)]
+        _check_finite(model, logits)
+    else:
+        logits = None
+    if final is not None and final.dim() == 3:
+        final = final[row][: real(final.shape[1], two)]
+        _check_finite(model, final)
+    order = [s for s in ("encoder", "decoder", "cross") if s in stacks]
+    return Trace(
+        stacks={name: stacks[name] for name in order},
+        provenance=Provenance(model.name, "trace", {"capture": proof.capture, "keep": sorted(wanted)}, source=model),
+        text=prepared.text,
+        text_pair=prepared.text_pair,
+        target=prepared.target,
+        logits=logits,
+        final_states=final if final is not None and final.dim() == 2 else None,
+        inputs=dict(prepared.inputs),
+        model=model,
+    )
+
+
+def _check_finite(model: Model, tensor: Tensor) -> None:
+    if not bool(torch.isfinite(tensor).all()):
+        check_weights(model.model)  # names the weight, if it is one
+        raise ModelError(
+            f"{model.name} gives NaN or infinite outputs on this text although its weights are finite "
+            f"({tensor.dtype} may be too small for it): load it with dtype=torch.float32."
+        )
+
+
+def _length(call: Call, outcome: Outcome, site: AttentionSite, *, query: bool) -> int:
+    for tensor, axis in ((call.weights, 2 if query else 3), (call.output, 2) if query else (call.value, 2)):
+        if tensor.dim() == 4:
+            return tensor.shape[axis]
+    other = call.query if query else call.key
+    if other is not None:
+        return other.shape[2]
+    # A decoder's own tokens, but for the keys of cross-attention; a decoder without an encoder reads the input itself.
+    own = site.stack == "decoder" or (site.stack == "cross" and query)
+    ids = outcome.batch.get("decoder_input_ids") if own else None
+    ids = outcome.batch.get("input_ids") if ids is None else ids
+    if ids is not None:
+        return ids.shape[1]
+    # An image: the states themselves say how many positions there are.
+    handle = site.wiring.residual if site.wiring is not None else None
+    state = outcome.states.get(handle) if handle is not None else None
+    if state is None:
+        raise InputError("nothing that was kept shows how many positions this input has: keep attention or values too.")
+    return state.shape[-2]
+
+
+def _labels(model: Model, prepared: Prepared, target: bool, n: int) -> Tokens:
+    tokens = prepared.target_tokens if target else prepared.tokens
+    if tokens is None and target and "decoder_input_ids" in prepared.inputs:
+        tokens = label_ids(model, prepared.inputs["decoder_input_ids"][0])
+    if tokens is not None and len(tokens) == n:
+        return tokens
+    if "pixel_values" in prepared.inputs and not target:
+        return Tokens.patches(max(n, 0))
+    return Tokens.positions(max(n, 0))
+
+
+def _layer(
+    site: AttentionSite,
+    call: Call,
+    outcome: Outcome,
+    row: int,
+    n_query: int,
+    n_key: int,
+    wanted: frozenset[str],
+    tolerance: float,
+) -> Layer:
+    def head(tensor: Tensor | None, n: int, name: str) -> Tensor | None:
+        return tensor[row, :, :n] if name in wanted and tensor is not None and tensor.dim() == 4 else None
+
+    def state(handle: Handle | None) -> Tensor | None:
+        tensor = outcome.states.get(handle) if handle is not None else None
+        if tensor is None:
+            return None
+        if tensor.dim() == 2:
+            tensor = tensor[None]
+        if tensor.shape[0] != outcome.sequences:
+            return None
+        return tensor[row, :n_query]
+
+    attention = head(call.weights, n_query, "attention")
+    visible = call.visible
+    if visible is not None:
+        while visible.dim() < 4:
+            visible = visible[None]
+        visible = visible[min(row, visible.shape[0] - 1)][..., :n_query, :n_key]
+        visible = visible[0] if visible.shape[0] == 1 else visible
+        visible = None if bool(visible.all()) else visible
+    bias = call.bias
+    if bias is not None:
+        bias = bias[min(row, bias.shape[0] - 1)][..., :n_query, :n_key]
+    wiring = site.wiring if site.reason_c is None else None
+    second = site.second_norm
+    keys_proved = site.keys_error is not None and site.keys_error <= tolerance
+    return Layer(
+        index=site.layer,
+        heads=tuple(range(site.heads)),
+        _attention=None if attention is None else attention[..., :n_key],
+        _queries=head(call.query, n_query, "queries"),
+        grouped_keys=head(call.key, n_key, "keys"),
+        grouped_values=head(call.value, n_key, "values"),
+        _outputs=head(call.output, n_query, "outputs"),
+        visible=visible,
+        scale=call.scale if call.scale is None else float(call.scale),
+        keys_proved=keys_proved,
+        causal=site.causal,
+        _block_input=None if wiring is None else state(wiring.residual),
+        _after_attention=None if wiring is None else state(wiring.after),
+        _block_output=None if wiring is None else state(site.block_output),
+        _projection=site.projection,
+        wiring=None if wiring is None else wiring.kind,
+        norm=None if wiring is None else wiring.norm,
+        branch_norm=None if wiring is None else wiring.branch_norm,
+        branch_scale=None if wiring is None else wiring.branch_scale,
+        residual_scale=None if wiring is None else wiring.residual_scale,
+        bias=bias if "keys" in wanted else None,
+        reason=site.reason_b or site.reason_c,
+        second_norm=None if second is None else second.norm,
+        _before_second_norm=None if second is None else state(second.before),
+        sink=None if call.sink is None else call.sink[row, :, :n_query],
+    )

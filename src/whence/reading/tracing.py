@@ -1,0 +1,119 @@
+"""Tracing: run a proved model once and hand out what it showed, sequence by sequence, without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, overload
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from whence.errors import InputError
+from whence.model.load import Model, as_model
+from whence.reading.inputs import Prepared, beginning, pad_together, prepare
+from whence.reading.rerun.run import prove_model, run
+from whence.reading.trace import KEEP, Trace
+from whence.reading.trace_of_row import trace_of_row
+from whence.reading.wiring.op_graph import deviation
+from whence.reading.wiring.proof import Proof
+
+BATCH = 8  # sequences in one forward pass
+
+
+@overload
+def trace(
+    model: Any, text: str, text_pair: str | None = ..., target: Any = ..., *,
+    keep: Iterable[str] | None = ..., truncate: bool = ..., batch_size: int = ...,
+) -> Trace: ...  # fmt: skip
+@overload
+def trace(
+    model: Any, text: Any, text_pair: Any = ..., target: Any = ..., *,
+    keep: Iterable[str] | None = ..., truncate: bool = ..., batch_size: int = ...,
+) -> Any: ...  # fmt: skip
+def trace(
+    model: Any,
+    text: Any,
+    text_pair: Any = None,
+    target: Any = None,
+    *,
+    keep: Iterable[str] | None = None,
+    truncate: bool = False,
+    batch_size: int = BATCH,
+) -> Trace | list[Trace]:
+    """Run `model` on `text` once and return everything the measures need, with proved meaning.
+
+    `model`: what `whence.load` gives, a bare transformers model, or a name. `text`: a text (a `Trace` comes back), a
+    list of texts or a padded batch of ready tensors (a list comes back, padding removed), token ids, an image.
+    `text_pair`: a second text, for models that read two. `target`: for encoder–decoders, what the decoder reads
+    (text or ids); None: what the model itself writes. `keep`: which of "attention", "queries", "keys", "values",
+    "outputs", "states" to hold; None: all. `truncate`: cut a text that is too long instead of refusing it.
+
+    On the first trace of a model the four proofs of `whence.reading.wiring.proof` are made; a model that cannot be read is
+    refused with what was tried.
+
+    >>> import whence
+    >>> whence.trace(whence.load(), "The bank raised its rates.").attention[0, 0].sum(-1).round().tolist()
+    [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    """
+    chosen = as_model(model)
+    wanted = kept_parts(keep)
+    prepared, single = prepare(chosen, text, text_pair, target, truncate=truncate)
+    proof = prove_model(chosen, prepared[0])
+    traces = []
+    for group, batch in _batches(chosen, prepared, batch_size, proof):
+        outcome = run(chosen, proof, batch, len(group), wanted)
+        traces += [(i, trace_of_row(chosen, proof, outcome, row, prepared[i], wanted)) for row, i in enumerate(group)]
+    ordered = [t for _, t in sorted(traces, key=lambda pair: pair[0])]
+    return ordered[0] if single else ordered
+
+
+def kept_parts(keep: Iterable[str] | None) -> frozenset[str]:
+    """The names of what a trace is to hold; None: all."""
+    if keep is None:
+        return frozenset(KEEP)
+    wanted = frozenset([keep] if isinstance(keep, str) else keep)
+    unknown = wanted - set(KEEP)
+    if unknown:
+        raise InputError(f"keep={sorted(unknown)} is not something a trace holds; choose among {', '.join(KEEP)}.")
+    return wanted
+
+
+# -- batches -------------------------------------------------------------------------------------------------------
+
+_batchable: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+def _batches(
+    model: Model, prepared: Sequence[Prepared], size: int, proof: Proof
+) -> Iterable[tuple[list[int], dict[str, Tensor]]]:
+    """Groups of sequences of similar length, padded together; one by one where padding changes the model's outputs."""
+    order = sorted(range(len(prepared)), key=lambda i: prepared[i].length)
+    same = len({frozenset(p.inputs) for p in prepared}) == 1
+    if len(prepared) > 1 and same and prepared[0].length and size > 1 and _padding_is_safe(model, proof, prepared):
+        for start in range(0, len(order), size):
+            group = order[start : start + size]
+            yield group, pad_together(model, [prepared[i] for i in group])
+    else:
+        for i in order:
+            yield [i], dict(prepared[i].inputs)
+
+
+def _padding_is_safe(model: Model, proof: Proof, prepared: Sequence[Prepared]) -> bool:
+    """Whether a sequence gives the same outputs in a padded batch as alone. Tried once per model, on short pieces."""
+    if model.model not in _batchable:
+        longest = max(prepared, key=lambda p: p.length)
+        n = min(longest.length, 10)
+        if n < 2:
+            return False
+        pieces = [beginning(longest.inputs, n, 7), beginning(longest.inputs, max(1, n // 2), 4)]
+        parts = [Prepared(piece, None) for piece in pieces]
+        together = run(model, proof, pad_together(model, parts), 2, frozenset({"outputs"}))
+        safe = True
+        for row, piece in enumerate(pieces):
+            alone = run(model, proof, dict(piece), 1, frozenset({"outputs"}))
+            for ours, theirs in zip(alone.calls, together.calls, strict=True):
+                n_query = ours.output.shape[2]
+                error = deviation(theirs.output[row, :, :n_query], ours.output[0])
+                safe = safe and error <= proof.tolerance
+        _batchable[model.model] = safe
+    return _batchable[model.model]
