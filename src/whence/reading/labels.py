@@ -131,6 +131,9 @@ class Tokens(Sequence[str]):
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Tokens:
         spans = data["spans"]
+        for name, part in data.items():
+            if part is not None and len(part) != len(data["text"]):
+                raise ValueError(f"{len(data['text'])} tokens have {len(part)} {name}")
         return cls(
             tuple(data["text"]),
             tuple(data["raw"]),

@@ -47,3 +47,29 @@ def unpack(key: str, value: Any, tensors: Mapping[str, Tensor]) -> Any:
             tensors.get(f"{key}.weight"), tensors.get(f"{key}.bias"), value["eps"], value["centred"], value["offset"]
         )
     return tuple(value) if isinstance(value, list) else value
+
+
+def check_sizes(layer: Any, queries: int, keys: int) -> None:
+    """A loaded layer's tensors have the sizes that its heads and its stack's tokens ask for; else a ValueError."""
+    heads = len(layer.heads)
+    expected: dict[str, tuple[int | None, ...]] = {
+        "_attention": (heads, queries, keys),
+        "_queries": (heads, queries, None),
+        "grouped_keys": (None, keys, None),
+        "grouped_values": (None, keys, None),
+        "_outputs": (heads, queries, None),
+        "_block_input": (queries, None),
+        "_after_attention": (queries, None),
+        "_block_output": (queries, None),
+    }
+    for part, sizes in expected.items():
+        tensor = getattr(layer, part)
+        if tensor is None:
+            continue
+        fits = tensor.dim() == len(sizes)
+        if not fits or any(want not in (None, have) for want, have in zip(sizes, tensor.shape, strict=True)):
+            wanted = " × ".join("any" if size is None else str(size) for size in sizes)
+            raise ValueError(
+                f"{part.lstrip('_')} of layer {layer.index} is {tuple(tensor.shape)}, where its tokens and heads ask "
+                f"for {wanted}"
+            )

@@ -18,9 +18,9 @@ from torch import Tensor
 from whence.errors import InputError
 from whence.reading.labels import Tokens
 from whence.reading.layer import Layer, ranges
-from whence.reading.storage import pack, parts, unpack
-from whence.results.files import load_tensors, save_tensors
+from whence.reading.storage import check_sizes, pack, parts, unpack
 from whence.results.provenance import Provenance
+from whence.results.tensor_file import load_tensors, save_tensors, understood
 
 if TYPE_CHECKING:
     from whence.model.load import Model
@@ -227,23 +227,27 @@ class Trace:
     def load(cls, path: str | os.PathLike[str]) -> Trace:
         """A saved trace. It has no model: measures that must run it again ask for one with model=."""
         tensors, header = load_tensors(path, "trace")
-        stacks = {}
-        for name, data in header["stacks"].items():
-            layers = tuple(
-                Layer(**{part: unpack(key, value, tensors) for part, (key, value) in parts(name, plain).items()})
-                for plain in data["layers"]
+        with understood(path, "trace"):
+            stacks = {}
+            for name, data in header["stacks"].items():
+                layers = tuple(
+                    Layer(**{part: unpack(key, value, tensors) for part, (key, value) in parts(name, plain).items()})
+                    for plain in data["layers"]
+                )
+                tokens, key_tokens = Tokens.from_dict(data["tokens"]), Tokens.from_dict(data["key_tokens"])
+                for layer in layers:
+                    check_sizes(layer, len(tokens), len(key_tokens))
+                stacks[name] = Stack(name, layers, tokens, key_tokens)
+            return cls(
+                stacks=stacks,
+                provenance=Provenance.from_dict(header["provenance"]),
+                text=header["text"],
+                text_pair=header["text_pair"],
+                target=header["target"],
+                logits=tensors.get("logits"),
+                final_states=tensors.get("final_states"),
+                inputs={n.removeprefix("inputs."): t for n, t in tensors.items() if n.startswith("inputs.")},
             )
-            stacks[name] = Stack(name, layers, Tokens.from_dict(data["tokens"]), Tokens.from_dict(data["key_tokens"]))
-        return cls(
-            stacks=stacks,
-            provenance=Provenance.from_dict(header["provenance"]),
-            text=header["text"],
-            text_pair=header["text_pair"],
-            target=header["target"],
-            logits=tensors.get("logits"),
-            final_states=tensors.get("final_states"),
-            inputs={n.removeprefix("inputs."): t for n, t in tensors.items() if n.startswith("inputs.")},
-        )
 
     def with_model(self, model: Model | None) -> Model:
         """The model to run again: the one given, else the trace's own; refused if its weights are not the trace's."""

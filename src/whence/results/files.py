@@ -1,87 +1,149 @@
-"""Writing and reading results: safetensors with a JSON header, whole or not at all."""
+"""Writing files whole or not at all, and saying in one sentence why one could not be written or read."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import secrets
+import shutil
+import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whence.errors import InputError, WhenceError
-
-FORMAT = 1
+from whence.errors import InputError, UnavailableError, WhenceError
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write a file so that it is either the whole new one or what was there before."""
-    target = Path(path).expanduser()
+def write_atomically(path: str | os.PathLike[str], *data: bytes | memoryview) -> Path:
+    """Write a file so that it is either the whole new one or what was there before. A link's target is replaced.
+
+    Refused: what is there and is no regular file (a device, a FIFO, a folder), and names that no file can have.
+    """
+    target = regular_target(path)
+    part = target.with_name(f".whence-{secrets.token_hex(8)}.part")
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+        handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     except OSError as problem:
-        raise InputError(
-            f"{str(path)!r} cannot be written: {problem.strerror}. Choose a folder that exists."
-        ) from problem
+        raise write_problem(problem, path, "Choose a folder that exists and can be written.") from problem
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            for piece in data:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(target)
+        part.replace(target)
+        _sync_folder(target.parent)
     except OSError as problem:
-        raise WhenceError(
-            f"{str(path)!r} could not be written ({problem.strerror}); what was there before is untouched."
-        ) from problem
+        raise write_problem(problem, path) from problem
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
     return target
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def save_tensors(
-    path: str | os.PathLike[str], kind: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]
-) -> Path:
-    """One safetensors file; `header` goes into it as JSON, with the kind of thing it is."""
-    from safetensors.torch import save
-
-    ready = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    meta = {"whence": json.dumps({"format": FORMAT, "kind": kind, **header}, ensure_ascii=False)}
-    return write_atomically(path, save(ready, metadata=meta))
-
-
-def load_tensors(path: str | os.PathLike[str], kind: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the header of a file that `save_tensors` wrote; anything else is refused by name."""
-    from safetensors import SafetensorError, safe_open
-
-    source = Path(path).expanduser()
-    if not source.is_file():
-        raise InputError(f"there is no file {str(path)!r} to load.")
+def regular_target(path: str | os.PathLike[str]) -> Path:
+    """Where a file is to be written: links followed, `~` expanded; an InputError where no regular file can be."""
+    name = os.fspath(path)
+    if "\0" in name:
+        raise InputError(f"{name!r} has a NUL character in it: no file can be called that.")
     try:
-        with safe_open(source, framework="pt") as file:
-            meta = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as problem:
-        raise InputError(f"{str(path)!r} is not a whole safetensors file: {problem}") from problem
-    if "whence" not in meta:
-        raise InputError(f"{str(path)!r} was not written by whence: its header says nothing of it.")
-    header = json.loads(meta["whence"])
-    if header["format"] > FORMAT:
+        target = Path(os.path.realpath(Path(name).expanduser()))
+        kind = target.stat().st_mode
+    except FileNotFoundError:
+        return target
+    except (OSError, RuntimeError) as problem:
+        raise write_problem(problem, path, "Choose another name.") from problem
+    if not stat.S_ISREG(kind):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
         raise InputError(
-            f"{str(path)!r} was written by a newer whence (format {header['format']}); this one reads {FORMAT}."
+            f"{name!r} is {kinds.get(stat.S_IFMT(kind), 'a device')}, not a file: nothing was written. Give the name of "
+            "a file."
         )
-    if kind is not None and header["kind"] != kind:
-        raise InputError(f"{str(path)!r} holds a {header['kind']}, not a {kind}.")
-    return tensors, header
+    return target
+
+
+def write_problem(problem: Exception, path: str | os.PathLike[str], advice: str = "") -> WhenceError:
+    """One sentence about a file that could not be written; a full disk is told apart."""
+    number = problem.errno if isinstance(problem, OSError) else None
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or (number is None and "No space left" in str(problem)):
+        return UnavailableError(
+            f"{os.fspath(path)!r} could not be written: the disk is full. What was there before is untouched; free some "
+            "space and try again."
+        )
+    reason = (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
+    if advice:
+        return InputError(f"{os.fspath(path)!r} cannot be written: {reason}. {advice}")
+    return WhenceError(f"{os.fspath(path)!r} could not be written ({reason}); what was there before is untouched.")
+
+
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder `path`, made with its parents if it is not there."""
+    if "\0" in os.fspath(path):
+        raise InputError(f"{os.fspath(path)!r} has a NUL character in it: no folder can be called that.")
+    try:
+        folder = Path(path).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as problem:
+        raise write_problem(problem, path, "Give a folder that can be made.") from problem
+    return folder
+
+
+@contextmanager
+def whole_files(folder: Path) -> Iterator[Path]:
+    """A scratch folder whose files go to `folder` when all of them are on the disk; on any error none does.
+
+    For writers that only know how to write a folder (`save_pretrained`): no half-written weights pose as whole ones.
+    """
+    for left in folder.glob(".whence-*.part"):  # of a run that was killed
+        shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+    try:
+        scratch = Path(tempfile.mkdtemp(dir=folder, prefix=".whence-", suffix=".part"))
+        try:
+            yield scratch
+            written = sorted(path for path in scratch.rglob("*") if path.is_file())
+            for path in written:
+                with path.open("rb+") as file:
+                    os.fsync(file.fileno())
+            for path in written:
+                target = folder / path.relative_to(scratch)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(target)
+            _sync_folder(folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as problem:
+        raise write_problem(problem, folder) from problem
+    except Exception as problem:  # safetensors and torch have errors of their own for a disk that is full
+        if "No space left" in str(problem) or "os error 28" in str(problem) or "write failed" in str(problem):
+            raise write_problem(OSError(errno.ENOSPC, str(problem)), folder) from problem
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last beyond a loss of power."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def parse_json(data: bytes | str) -> Any:
+    """JSON that whence wrote; a ValueError in words for anything else, however deep or odd."""
+    try:
+        text = data.decode("utf-8") if isinstance(data, bytes) else data
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deep") from None
+    except UnicodeDecodeError as problem:
+        raise ValueError(f"it is not UTF-8 at byte {problem.start}") from None
+    except json.JSONDecodeError as problem:
+        raise ValueError(f"it is not JSON: {problem}") from None
 
 
 def as_plain(value: Any) -> Any:

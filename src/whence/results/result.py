@@ -14,8 +14,9 @@ from torch import Tensor
 
 from whence.errors import InputError
 from whence.reading.labels import Tokens
-from whence.results.files import as_plain, load_tensors, save_tensors
+from whence.results.files import as_plain
 from whence.results.provenance import Provenance
+from whence.results.tensor_file import load_tensors, save_tensors, understood
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,19 +130,39 @@ class Result:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
+        """A saved result; damaged files, other kinds and sizes that do not fit are refused in one sentence."""
         tensors, header = load_tensors(path, cls.kind)
-        extra = {name.removeprefix("extra."): t for name, t in tensors.items() if name.startswith("extra.")}
+        with understood(path, cls.kind):
+            result = cls(**cls._fields(tensors, header))
+            result._check_sizes()
+        return result
+
+    @classmethod
+    def _fields(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> dict[str, Any]:
+        """What the class is made of, from a file's tensors and header; a class with more fields adds its own."""
         keys = header["key_tokens"]
-        return cls(
-            values=tensors["values"],
-            axes=tuple(header["axes"]),
-            tokens=Tokens.from_dict(header["tokens"]),
-            provenance=Provenance.from_dict(header["provenance"]),
-            key_tokens=None if keys is None else Tokens.from_dict(keys),
-            layers=tuple(header["layers"]),
-            heads=tuple(header["heads"]),
-            extra=extra,
-        )
+        return {
+            "values": tensors["values"],
+            "axes": tuple(header["axes"]),
+            "tokens": Tokens.from_dict(header["tokens"]),
+            "provenance": Provenance.from_dict(header["provenance"]),
+            "key_tokens": None if keys is None else Tokens.from_dict(keys),
+            "layers": tuple(header["layers"]),
+            "heads": tuple(header["heads"]),
+            "extra": {name.removeprefix("extra."): t for name, t in tensors.items() if name.startswith("extra.")},
+        }
+
+    def _check_sizes(self) -> None:
+        """Every axis is as long as what labels it."""
+        for axis, size in zip(self.axes, self.values.shape, strict=True):
+            if axis in ROW_AXES:
+                labels = len(self.tokens)
+            elif axis in COLUMN_AXES:
+                labels = len(self.key_tokens or self.tokens)
+            else:
+                labels = len(self._labels(axis))
+            if labels != size:
+                raise ValueError(f"its values have {size} along {axis}, and there are {labels} labels for them")
 
     def plot(self, *, layer: int | None = None, head: int | None = None, ax: Any = None) -> Any:
         """A figure for a paper (matplotlib); returns the Axes. See `whence.results.plotting.plot_result`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -12,9 +11,6 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.reading.labels import Tokens
-from whence.results.files import load_tensors
-from whence.results.provenance import Provenance
 from whence.results.result import Result
 
 if TYPE_CHECKING:
@@ -174,23 +170,9 @@ class TokenIdentifiability(Result):
         }
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """A saved result."""
-        tensors, header = load_tensors(path, cls.kind)
-        return cls(
-            values=tensors["values"],
-            axes=tuple(header["axes"]),
-            tokens=Tokens.from_dict(header["tokens"]),
-            provenance=Provenance.from_dict(header["provenance"]),
-            layers=tuple(header["layers"]),
-            extra={n.removeprefix("extra."): t for n, t in tensors.items() if n.startswith("extra.")},
-            targets=tuple(header["targets"]),
-            parts=tuple(header["parts"]),
-            maps=tuple(header["maps"]),
-            distances=tuple(header["distances"]),
-            pool=header["pool"],
-            report=header["report"],
-        )
+    def _fields(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> dict[str, Any]:
+        own = {name: tuple(header[name]) for name in ("targets", "parts", "maps", "distances")}
+        return {**super()._fields(tensors, header), **own, "pool": header["pool"], "report": header["report"]}
 
     def remarks(self) -> list[str]:
         """What a reader of the numbers should know, in sentences."""

@@ -10,9 +10,10 @@ import torch
 
 from whence.errors import InputError, WhenceError
 from whence.reading.labels import Tokens
-from whence.results.files import load_tensors, save_tensors, write_atomically
+from whence.results.files import write_atomically
 from whence.results.provenance import Provenance
 from whence.results.result import Result
+from whence.results.tensor_file import load_tensors, save_tensors
 
 TOKENS = Tokens(
     ("[CLS]", "un", "kind", "[SEP]"),
@@ -91,7 +92,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(WhenceError, match="what was there before is untouched"):
+    with pytest.raises(WhenceError, match=r"disk is full\. What was there before is untouched"):
         write_atomically(path, b"after")
     assert path.read_bytes() == b"before"
     assert [p.name for p in tmp_path.iterdir()] == ["x"]

@@ -1,0 +1,107 @@
+"""Records that are appended one by one and survive a kill: JSON lines, each with a hash of itself.
+
+The first line is the identity of the run. A line that a kill cut short is the last one and is dropped; a damaged line
+before it is refused with its number. What was appended is on the disk before `append` returns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from whence.errors import InputError
+from whence.results.files import make_folder, parse_json, regular_target, write_problem
+from whence.results.run_identity import RunIdentity
+
+
+class Records:
+    """The records of one run in one file; opened again by the same run, it goes on after the last whole one.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with Records(f"{folder.name}/r.jsonl", RunIdentity("survey")) as records:
+    ...     records.append({"text": 0, "share": 0.5})
+    >>> with Records(f"{folder.name}/r.jsonl", RunIdentity("survey")) as records:
+    ...     list(records)
+    [{'text': 0, 'share': 0.5}]
+    """
+
+    def __init__(self, path: str | os.PathLike[str], identity: RunIdentity) -> None:
+        self.path = regular_target(path)
+        make_folder(self.path.parent)
+        self._records: list[Any] = []
+        whole = self._read(identity) if self.path.exists() else 0
+        try:
+            self._file = self.path.open("r+b" if self.path.exists() else "wb")
+            self._file.truncate(whole)
+            self._file.seek(whole)
+        except OSError as problem:
+            raise write_problem(problem, path, "Choose a file that can be written.") from problem
+        if whole == 0:
+            self._write(identity.to_dict())
+
+    def __enter__(self) -> Records:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._records)
+
+    def append(self, record: Any) -> None:
+        """Add a record (plain data); it is on the disk when this returns, or was never there."""
+        self._write(record)
+        self._records.append(json.loads(json.dumps(record)))
+
+    def _write(self, content: Any) -> None:
+        before = self._file.tell()
+        try:
+            self._file.write(_line(content))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as problem:
+            try:
+                os.ftruncate(self._file.fileno(), before)  # shrinking needs no space
+            finally:
+                raise write_problem(problem, self.path) from problem
+
+    def _read(self, identity: RunIdentity) -> int:
+        """Read what is there and give how many bytes of it are whole lines."""
+        lines = self.path.read_bytes().split(b"\n")
+        ended, whole = lines[:-1], 0  # what follows the last line end was cut short
+        for number, line in enumerate(ended, 1):
+            try:
+                content = _content(line)
+                if number == 1:
+                    there = RunIdentity.from_dict(content)
+            except ValueError as problem:
+                if number == len(ended) and number > 1 and not lines[-1]:
+                    return whole  # a line whose end reached the disk before its middle did
+                raise InputError(
+                    f"{str(self.path)!r}, line {number}, is damaged ({problem}): remove the file to run again."
+                ) from problem
+            if number == 1:
+                identity.refuse_other(there, self.path)
+            else:
+                self._records.append(content)
+            whole += len(line) + 1
+        return whole
+
+
+def _line(content: Any) -> bytes:
+    body = json.dumps(content)
+    return f"{hashlib.sha256(body.encode()).hexdigest()[:16]} {body}\n".encode()
+
+
+def _content(line: bytes) -> Any:
+    digest, _, body = line.partition(b" ")
+    if hashlib.sha256(body).hexdigest()[:16].encode() != digest:
+        raise ValueError("its hash is not that of its content")
+    return parse_json(body)
