@@ -28,8 +28,8 @@ class Verdict:
 
     @property
     def holds(self) -> dict[str, bool]:
-        """The four checks; all False where nothing could be read."""
-        return dict.fromkeys("abcd", False) if self.proof is None else self.proof.holds
+        """The six checks; all False where nothing could be read."""
+        return dict.fromkeys("abcdef", False) if self.proof is None else self.proof.holds
 
     @property
     def kinds(self) -> str:

@@ -34,7 +34,7 @@ def head_expanded(layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
     residual: Any = 1.0 if layer.residual_scale is None else layer.residual_scale
     own = layer.block_input * residual
     if layer.wiring == "parallel":
-        own = layer.after_attention - parts.sum(1) - bias
+        own = own + layer._side
     for i in range(n):
         parts[i, i] += own[i]
     if layer.norm is not None:

@@ -1,4 +1,4 @@
-"""The four checks: they hold for a representative dozen and for real weights, and they fail when something is wrong."""
+"""The six checks: they hold for a representative dozen and for real weights, and they fail when something is wrong."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ READ = {
     "xlnet": (FUNCTION_MODE, "post-norm"),
     "gpt_oss": (INTERFACE, "pre-norm"),
     "deepseek_v3": (INTERFACE, "pre-norm"),
-    "jamba": (INTERFACE, "pre-norm"),
     "granite": (INTERFACE, "pre-norm"),
     "t5": (INTERFACE, "pre-norm"),
     "bart": (INTERFACE, "post-norm"),

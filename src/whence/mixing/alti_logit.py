@@ -66,6 +66,7 @@ def alti_logit(
         raise InputError(
             "alti-logit reads decoders: this trace is of " + ", ".join(trace.stacks) + ". Use method='alti'."
         )
+    trace.follow("alti-logit")
     stack = trace.of()
     if trace.logits is None or trace.logits.dim() != 2:
         raise InputError("alti-logit needs next-token logits: load the model with task='text-generation'.")

@@ -48,14 +48,14 @@ def _alike(one: Trace, other: Trace) -> bool:
             return False
         for x, y in zip(a, b, strict=True):
             same = x._projection is y._projection and x._projection is not None and x.norm is y.norm
-            if not same or x.heads != y.heads or x.index != y.index:
+            if not same or x.heads != y.heads or x.index != y.index or x.causal != y.causal:
                 return False
             if any((getattr(x, name) is None) != (getattr(y, name) is None) for name in _STATES + _HEADS):
                 return False
     return True
 
 
-_STATES = ("_block_input", "_after_attention", "_block_output", "_before_second_norm")
+_STATES = ("_block_input", "_after_attention", "_block_output", "_before_second_norm", "_side")
 _HEADS = ("_attention", "grouped_values", "_outputs")
 
 

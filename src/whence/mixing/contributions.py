@@ -12,6 +12,7 @@ from torch import Tensor
 from whence.errors import InputError
 from whence.mixing.mixture import Mixture
 from whence.mixing.rollout import rollout
+from whence.reading.layer import refuse_following
 from whence.reading.trace import Trace
 
 LAYER, EMBEDDINGS = "layer", "embeddings"
@@ -51,6 +52,7 @@ class Contributions(Mixture):
             return self
         if self.layers != tuple(range(len(self.layers))):
             raise InputError(f"rollout needs every layer from 0 on; this result has layers {list(self.layers)}.")
+        refuse_following(f"the rollout of {self.method}", self.provenance.settings.get("mixes"))
         values = self._through_encoder() if self.source_length else rollout(self.values)
         settings = {**self.provenance.settings, "origin": EMBEDDINGS}
         return replace(self, values=values, provenance=self.provenance.by(self.method, **settings))

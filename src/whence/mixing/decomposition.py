@@ -230,7 +230,7 @@ def _decompose(layer: Layer, crossed: bool) -> Decomposition:
         )
     weight = to(layer.projection.weight)  # (head, d_v, d)
     projected = joined(to(layer.outputs)) @ weight.flatten(0, 1)
-    own = _times(to(layer.block_input), layer.residual_scale)
+    own = to(layer.own)
     bias = own.new_zeros(own.shape[-1]) if layer.projection.bias is None else to(layer.projection.bias)
     scale: Tensor | None = None
     if layer.branch_norm is not None:
@@ -240,8 +240,6 @@ def _decompose(layer: Layer, crossed: bool) -> Decomposition:
         bias = bias if norm.bias is None else bias + to(norm.bias)
     weight, projected, bias = (_times(t, layer.branch_scale) for t in (weight, projected, bias))
     projected = projected + bias
-    if layer.wiring == "parallel":
-        own = to(layer.after_attention) - projected
     state = projected.add_(own)
     if layer.norm is not None:
         norm = layer.norm

@@ -33,6 +33,7 @@ def decompx(
     """[layer, hidden, input embedding]: the length of each token's vector in each state, rows divided by their sums."""
     if (attention is None and len(trace.stacks) > 1) or trace.of(attention).name == "cross":
         raise InputError("decompx reads one stack of its own tokens: choose attention='encoder' (or 'decoder').")
+    trace.follow("decompx")
     stack = trace.of(attention)
     if stack.layers[0].index != 0:
         raise InputError("decompx starts from the embeddings: give the whole trace, and select layers afterwards.")

@@ -102,6 +102,8 @@ def _matrices(traces: Sequence[Trace], plans: Sequence[Plan]) -> list[Found]:
 
 def _result(trace: Trace, plan: Plan, found: Found) -> Contributions:
     settings = {"origin": LAYER, **plan.settings}
+    if trace.mixes is not None:  # these are shares of the attention block, and must not be multiplied
+        settings["mixes"] = trace.mixes
     if plan.whole(trace):
         return together(trace, plan.name, lambda layer, _: found[id(layer)], settings)
     stack = single(trace, plan.attention, plan.name)

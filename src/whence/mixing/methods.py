@@ -65,6 +65,7 @@ def flow(
 
     n² maximum flows per layer: `layers` limits it to those that are wanted.
     """
+    trace.follow("attention flow")
     stack = single(trace, attention, "flow")
     capacities = torch.stack([_half(_weights(layer), False) for layer in stack])
     chosen = [layer.index for layer in stack] if layers is None else [stack[i].index for i in layers]

@@ -63,11 +63,12 @@ def value_zeroing(
         stack.layers[0].attention.dtype if stack.layers[0].attention.dtype == torch.float64 else torch.float32
     )
     rows, degenerate = zip(*(normalise_rows(layer.clamp(min=0)) for layer in scores), strict=True)
+    settings = {} if trace.mixes is None else {"mixes": trace.mixes}
     return Contributions(
         values=check_rows(torch.stack(rows), "value-zeroing"),
         axes=("layer", "hidden", "input"),
         tokens=stack.tokens,
-        provenance=trace.provenance.by("value-zeroing", attention=stack.name, origin=LAYER),
+        provenance=trace.provenance.by("value-zeroing", attention=stack.name, origin=LAYER, **settings),
         layers=tuple(site.layer for site in sites),
         extra={"degenerate": torch.stack(degenerate).sum(-1), "change": scores},
     )

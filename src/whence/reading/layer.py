@@ -45,6 +45,7 @@ class Layer:
     second_norm: Norm | None = None  # the norm that ends a post-norm block, after the feed-forward layer
     _before_second_norm: Tensor | None = None  # [query, d]
     sink: Tensor | None = None  # [head, query]: the weight of a learned sink, a key that is always visible, of value 0
+    _side: Tensor | None = None  # [query, d], parallel: what else is added, made from the token's own state
 
     def _kept(self, tensor: Tensor | None, name: str) -> Tensor:
         if tensor is None:
@@ -127,9 +128,15 @@ class Layer:
         return times(projected, self.branch_scale)
 
     @property
+    def own(self) -> Tensor:
+        """[query, d]: all that the token itself carries into the sum: its residual and, in parallel wiring, its side branch."""
+        carried = times(self.block_input, self.residual_scale)
+        return carried + self._wired(self._side, "side branch") if self.wiring == "parallel" else carried
+
+    @property
     def before_norm(self) -> Tensor:
         """[query, d]: residual + attention, before a post-norm; what the norm's scale is taken of."""
-        return times(self.block_input, self.residual_scale) + self.branch
+        return self.own + self.branch
 
     @property
     def norm_scale(self) -> Tensor | None:
@@ -142,7 +149,7 @@ class Layer:
 
         In parallel wiring the feed-forward part is in it too, since nothing in the model is the sum without it.
         """
-        if self._after_attention is None and self.wiring not in (None, "parallel") and self._block_input is not None:
+        if self._after_attention is None and self.wiring is not None and self._block_input is not None:
             state = self.before_norm
             return state if self.norm is None else self.norm(state)
         return self._wired(self._after_attention, "state after attention")
@@ -204,6 +211,16 @@ class Layer:
             return value
 
         return replace(self, **{name: through(getattr(self, name)) for name in self.__dataclass_fields__})
+
+
+def refuse_following(what: str, mixes: str | None) -> None:
+    """The refusal of measures that follow tokens through the layers by way of attention; `mixes`: why, if so."""
+    if mixes is not None:
+        raise WiringError(
+            f"{what} follows tokens through the layers by way of attention, but {mixes}. Attention, identifiability, "
+            "certificates and each layer's own contributions of its attention block are right; from input to output use "
+            "hidden-token-attribution, gradients or occlusion."
+        )
 
 
 def repeat_heads(grouped: Tensor, heads: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from whence.errors import InputError
 from whence.reading.labels import Tokens
-from whence.reading.layer import Layer, ranges
+from whence.reading.layer import Layer, ranges, refuse_following
 from whence.reading.storage import check_sizes, pack, parts, unpack
 from whence.results.provenance import Provenance
 from whence.results.tensor_file import load_tensors, save_tensors, understood
@@ -112,6 +112,11 @@ class Trace:
     final_states: Tensor | None = None  # [token, d], after the final norm
     inputs: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # what the model was given, batch of one
     model: Model | None = field(default=None, repr=False, compare=False)
+    mixes: str | None = None  # what mixes tokens outside the attention that was read, so that nothing may be followed
+
+    def follow(self, what: str) -> None:
+        """Refuse a measure that follows tokens through the layers by way of attention where they also mix elsewhere."""
+        refuse_following(what, self.mixes)
 
     def of(self, attention: str | None = None) -> Stack:
         """The stack of that kind ("encoder", "decoder", "cross"); None: the only one, or an encoder–decoder's encoder."""
@@ -220,6 +225,7 @@ class Trace:
             "text": self.text,
             "text_pair": self.text_pair,
             "target": self.target,
+            "mixes": self.mixes,
         }
         return save_tensors(path, "trace", tensors, header)
 
@@ -244,6 +250,7 @@ class Trace:
                 text=header["text"],
                 text_pair=header["text_pair"],
                 target=header["target"],
+                mixes=header.get("mixes"),
                 logits=tensors.get("logits"),
                 final_states=tensors.get("final_states"),
                 inputs={n.removeprefix("inputs."): t for n, t in tensors.items() if n.startswith("inputs.")},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,8 +14,9 @@ from whence.reading.inputs import Prepared, label_ids
 from whence.reading.labels import Tokens
 from whence.reading.rerun.run import Outcome
 from whence.reading.trace import Layer, Stack, Trace
-from whence.reading.wiring.proof import AttentionSite, Proof, check_weights
-from whence.reading.wiring.residual import Handle
+from whence.reading.wiring.dataflow import times
+from whence.reading.wiring.proof import AttentionSite, Proof, check_weights, is_causal
+from whence.reading.wiring.residual import Handle, Side
 from whence.results.provenance import Provenance
 
 
@@ -74,6 +77,7 @@ def trace_of_row(
         final_states=final if final is not None and final.dim() == 2 else None,
         inputs=dict(prepared.inputs),
         model=model,
+        mixes=proof.mixes,
     )
 
 
@@ -141,6 +145,10 @@ def _layer(
             return None
         return tensor[row, :n_query]
 
+    def added(sides: Sequence[Side]) -> Tensor | None:
+        parts = [times(part, side.scale) for side in sides if (part := state(side.handle)) is not None]
+        return torch.stack(parts).sum(0) if parts and len(parts) == len(sides) else None
+
     attention = head(call.weights, n_query, "attention")
     visible = call.visible
     if visible is not None:
@@ -166,7 +174,7 @@ def _layer(
         visible=visible,
         scale=call.scale if call.scale is None else float(call.scale),
         keys_proved=keys_proved,
-        causal=site.causal,
+        causal=site.causal if n_query < 2 else is_causal(attention, visible, n_query, n_key),
         _block_input=None if wiring is None else state(wiring.residual),
         _after_attention=None if wiring is None else state(wiring.after),
         _block_output=None if wiring is None else state(site.block_output),
@@ -180,5 +188,6 @@ def _layer(
         reason=site.reason_b or site.reason_c,
         second_norm=None if second is None else second.norm,
         _before_second_norm=None if second is None else state(second.before),
+        _side=None if wiring is None else added(wiring.sides),
         sink=None if call.sink is None else call.sink[row, :, :n_query],
     )

@@ -127,6 +127,9 @@ def _folds(
 ) -> Iterator[tuple[list[Fold], str]]:
     """The blocks' matrices, for each way that the scores may react; none, and why, where there are none."""
     layer = stack.layers[0]
+    if trace.mixes is not None:
+        yield [], trace.mixes
+        return
     if layer.block_input.dtype not in AGREE:
         yield [], f"{layer.block_input.dtype} is too coarse to prove a folding in"
         return

@@ -6,22 +6,20 @@ and nowhere else, so that one pass answers for all layers at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from whence.errors import WiringError
 from whence.model.load import Model
 from whence.reading.capture.attach import accepted, attached
 from whence.reading.capture.recorder import AttentionRecorder, Edit
 from whence.reading.rerun.run import on_device
-from whence.reading.wiring.op_graph import follow
+from whence.reading.rerun.touching import Change, touching
 from whence.reading.wiring.proof import AttentionSite, Proof
 from whence.reading.wiring.residual import Handle
-
-Change = Callable[[Tensor], Tensor]
 
 
 def block_handles(site: AttentionSite) -> tuple[Handle, Handle]:
@@ -36,63 +34,6 @@ def block_handles(site: AttentionSite) -> tuple[Handle, Handle]:
     if site.block_output is None:
         raise WiringError(f"{site.stack} layer {site.layer}: no module shows the state after the block.")
     return wiring.residual, site.block_output
-
-
-@contextmanager
-def touching(model: nn.Module, changes: Mapping[Handle, Change]) -> Iterator[None]:
-    """While the block runs, each handle's tensor is replaced by what its function makes of it."""
-    by_module: dict[str, list[Handle]] = {}
-    for handle in changes:
-        by_module.setdefault(handle.module, []).append(handle)
-    hooks = []
-
-    def watch(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        calls = 0
-
-        def put(side: str, things: Any) -> Any:
-            for handle in by_module[name]:
-                if handle.side == side and handle.number == calls:
-                    made = changes[handle](handle.turned(follow(things, handle.path)))
-                    things = _with(things, handle.path, handle.turned(made))
-            return things
-
-        def before(_module: nn.Module, args: Any, kwargs: Any) -> Any:
-            args, kwargs = put("in", [args, kwargs])
-            return tuple(args), kwargs
-
-        def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
-            nonlocal calls
-            output = put("out", output)
-            calls += 1
-            return output
-
-        return before, after
-
-    try:
-        for name in by_module:
-            before, after = watch(name)
-            module = model.get_submodule(name)
-            hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            hooks.append(module.register_forward_hook(after, with_kwargs=True))
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _with(things: Any, path: tuple[int | str, ...], tensor: Tensor) -> Any:
-    """The same nest with another tensor at `path`."""
-    if not path:
-        return tensor
-    step, rest = path[0], path[1:]
-    inner = _with(things[step], rest, tensor)
-    if isinstance(things, tuple):
-        parts = [*things]
-        parts[int(step)] = inner
-        return type(things)(*parts) if hasattr(things, "_fields") else tuple(parts)
-    copy = things.copy()
-    copy[step] = inner
-    return copy
 
 
 def replay(
@@ -118,3 +59,6 @@ def replay(
 def repeated(inputs: Mapping[str, Tensor], times: int) -> dict[str, Tensor]:
     """The same sequence `times` times in a batch."""
     return {name: t.expand(times, *t.shape[1:]) if t.shape[0] == 1 else t for name, t in inputs.items()}
+
+
+__all__ = ["Change", "block_handles", "repeated", "replay", "touching"]

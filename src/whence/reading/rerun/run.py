@@ -78,14 +78,7 @@ def run(
 
 
 def _handles(proof: Proof) -> list[Handle]:
-    handles = []
-    for site in proof.sites:
-        wiring = site.wiring
-        if wiring is None or site.reason_c is not None:
-            continue
-        second = None if site.second_norm is None else site.second_norm.before
-        handles += [h for h in (wiring.residual, wiring.after, site.block_output, second) if h is not None]
-    return list(dict.fromkeys(handles))
+    return list(dict.fromkeys(handle for site in proof.sites for handle in site.handles))
 
 
 def _watch_final(model: nn.Module, into: list[Tensor]) -> Any:

@@ -1,16 +1,18 @@
-"""Was this model read right? Four checks, made once per model on a short pass, before any number is given out.
+"""Was this model read right? Six checks, made once per model on a short pass, before any number is given out.
 
 (a) attention · values = the head output that the model goes on with;
 (b) Σ heads through the output projection + bias = the attention block's output;
 (c) residual and norms, put together again, give the state after attention: post-norm, pre-norm, sandwich or parallel;
-(d) the model's outputs with the recorder = its outputs without it, under its own attention implementation.
+(d) the model's outputs with the recorder = its outputs without it, under its own attention implementation;
+(e) pushed head outputs move the state after attention as the projection says, and nothing else;
+(f) with all attention held, no token moves another (both in `whence.reading.wiring.intervention`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,6 +25,7 @@ from whence.reading.capture.attach import FUNCTION_MODE, INTERFACE, accepted, at
 from whence.reading.capture.function_mode import AttentionMode
 from whence.reading.capture.recorder import AttentionRecorder, Call, mix
 from whence.reading.wiring.dataflow import NotRecognised, ancestors, closure, origins
+from whence.reading.wiring.intervention import Claim, intervene
 from whence.reading.wiring.op_graph import Node, Op, OpGraph, deviation, walk
 from whence.reading.wiring.projection import Projection, find_projection
 from whence.reading.wiring.residual import (
@@ -61,17 +64,33 @@ class AttentionSite:
     reason_b: str | None
     reason_c: str | None
     second_norm: SecondNorm | None = None  # the norm that ends a post-norm block
+    error_e: float | None = None
+    reason_e: str | None = None
+
+    @property
+    def handles(self) -> tuple[Handle, ...]:
+        """Where the states of this block are picked up, as far as its wiring is proved."""
+        if self.wiring is None or self.reason_c is not None:
+            return ()
+        second = None if self.second_norm is None else self.second_norm.before
+        sides = [side.handle for side in self.wiring.sides]
+        places = (self.wiring.residual, self.wiring.after, self.block_output, second, *sides)
+        return tuple(handle for handle in places if handle is not None)
 
 
 @dataclass(frozen=True)
 class Proof:
-    """How a model was read, site by site, and the errors of the four checks."""
+    """How a model was read, site by site, and the errors of the six checks."""
 
     capture: str
     sites: tuple[AttentionSite, ...]
     error_d: float
     tolerance: float
     tried: tuple[str, ...]  # ways in that did not hold, with the reason
+    error_f: float | None = None
+    mixes: str | None = (
+        None  # what mixes tokens outside the attention that was read: nothing may be followed through it
+    )
 
     @property
     def stacks(self) -> tuple[str, ...]:
@@ -79,7 +98,7 @@ class Proof:
 
     @property
     def holds(self) -> dict[str, bool]:
-        """Whether each of the four checks holds for every attention call."""
+        """Whether each of the six checks holds for every attention call."""
 
         def within(error: float | None) -> bool:
             return error is not None and error <= self.tolerance
@@ -89,6 +108,8 @@ class Proof:
             "b": all(within(s.error_b) and s.reason_b is None for s in self.sites),
             "c": all(within(s.error_c) and s.reason_c is None for s in self.sites),
             "d": within(self.error_d),
+            "e": all(within(s.error_e) and s.reason_e is None for s in self.sites),
+            "f": within(self.error_f) and self.mixes is None,
         }
 
     def of(self, stack: str) -> tuple[AttentionSite, ...]:
@@ -120,7 +141,7 @@ def proof_of(model: nn.Module, inputs: Mapping[str, Any]) -> Proof:
 def prove(model: nn.Module, inputs: Mapping[str, Any]) -> Proof:
     """Read the model in every way there is until one holds; raises `ModelError` with what was tried otherwise."""
     check_weights(model)
-    inputs = accepted(model, inputs)
+    inputs = accepted(model, long_enough(model, inputs))
     batch = next(iter(t for _, t in walk(dict(inputs)))).shape[0]
     plain = _plain_outputs(model, inputs)
     tolerance = TOLERANCE.get(next(model.parameters()).dtype, 6e-2)
@@ -138,6 +159,48 @@ def prove(model: nn.Module, inputs: Mapping[str, Any]) -> Proof:
     raise ModelError(
         f"whence could not read the attention of {type(model).__name__}.{nothing} Tried: " + "; ".join(tried) + "."
     )
+
+
+def long_enough(model: nn.Module, inputs: Mapping[str, Any], least: int = 12, target: int = 7) -> dict[str, Any]:
+    """The inputs with generated tokens at the end of texts that are too short to prove anything on, and no padding.
+
+    A single token attends to itself alone: nothing would tell a decoder from an encoder.
+    """
+    long = dict(inputs)
+    generator = torch.Generator().manual_seed(0)
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    size = getattr(embedding, "num_embeddings", None) or getattr(getattr(model, "config", None), "vocab_size", None)
+    special = {v for k, v in vars(getattr(model, "config", None) or object).items() if k.endswith("_token_id")}
+    for prefix, wanted in (("", least), ("decoder_", target)):
+        ids, mask = inputs.get(f"{prefix}input_ids"), inputs.get(f"{prefix}attention_mask")
+        if ids is None or ids.dim() != 2:
+            continue
+        n = ids.shape[1]
+        seen = torch.ones(n, dtype=torch.bool)
+        if mask is not None and mask.dim() == 2 and mask.shape == ids.shape:
+            seen = mask[0].bool().cpu()
+        elif mask is not None and mask.dim() > 2:  # a mask of the user's own is a fact of the text, not of the model
+            del long[f"{prefix}attention_mask"]
+        missing = max(0, wanted - int(seen.sum())) if isinstance(size, int) else 0
+        if bool(seen.all()) and not missing:
+            continue
+        free = [i for i in range(min(5, (size or 1) - 1), size or 1) if i not in special] or [0]
+        new = torch.tensor(free)[torch.randint(len(free), (len(ids), missing), generator=generator)].to(ids)
+        for name, tensor in inputs.items():
+            if (
+                not isinstance(tensor, Tensor)
+                or tensor.shape[:2] != ids.shape
+                or name.startswith("decoder_") == (not prefix)
+            ):
+                continue
+            real = tensor[:, seen.to(tensor.device)]
+            more = real[:, -1:].expand(-1, missing, *real.shape[2:])
+            if name == f"{prefix}input_ids":
+                more = new
+            elif "position" in name:
+                more = more + torch.arange(1, missing + 1).to(more)
+            long[name] = torch.cat([real, more], dim=1)
+    return long
 
 
 def check_weights(model: nn.Module) -> None:
@@ -208,7 +271,20 @@ def _prove_way(
         raise NotRecognised(
             f"attention · values misses the head output by {readings[wrong[0]][0]:.1e} in call {wrong[0]}"
         )
-    return Proof(capture, _number_sites(model, graph, recorder.calls, readings, tolerance), error_d, tolerance, tried)
+    sites, claims = _number_sites(model, graph, recorder.calls, readings, tolerance)
+    verdict = intervene(model, capture, inputs, recorder.calls, claims, tolerance)
+    sites = [_tested(site, *pushed) for site, pushed in zip(sites, verdict.pushed, strict=True)]
+    return Proof(capture, tuple(sites), error_d, tolerance, tried, verdict.held, verdict.mixes)
+
+
+def _tested(site: AttentionSite, error: float | None, reason: str | None) -> AttentionSite:
+    """The site with the outcome of (e): what it refutes is not given out."""
+    if reason is None or site.projection is None:
+        return replace(site, error_e=error, reason_e=reason)
+    return replace(
+        site, error_e=error, reason_e=reason, projection=None, reason_b=site.reason_b or reason,
+        reason_c=site.reason_c or reason, second_norm=None,
+    )  # fmt: skip
 
 
 def _why(model: nn.Module, inputs: Mapping[str, Any], plain: Mapping[Any, Tensor], tolerance: float) -> str:
@@ -256,22 +332,24 @@ def _read_site(graph: OpGraph, call: Call, tolerance: float) -> tuple[float, Wir
 
 
 def _reasons(found: WiringEvidence, b: str | None, c: str | None) -> WiringEvidence:
-    from dataclasses import replace
-
     return replace(found, reason_b=b, reason_c=c)
 
 
 def _number_sites(
     model: nn.Module, graph: OpGraph, calls: list[Call], readings: list[tuple[float, WiringEvidence]], tolerance: float
-) -> tuple[AttentionSite, ...]:
+) -> tuple[list[AttentionSite], list[Claim]]:
     ops = [_producer(graph, call) for call in calls]
     stacks = _stacks(model, graph, calls, ops, readings)
     counts: dict[str, int] = {}
-    sites = []
+    sites, claims = [], []
     for number, (call, op, stack, (error_a, found)) in enumerate(zip(calls, ops, stacks, readings, strict=True)):
         layer = counts.get(stack, 0)
         counts[stack] = layer + 1
         after = block_output(op, found) if op is not None else None
+        block = None if after is None else find_handle(graph, after)
+        places = [None if node is None else find_handle(graph, node) for node in (found.projected, found.stream)]
+        known = found.wiring if found.reason_c is None else None
+        claims.append(Claim(stack, found.projection, known, places[0], places[1], block))
         sites.append(
             AttentionSite(
                 number=number,
@@ -288,24 +366,27 @@ def _number_sites(
                 keys_error=_keys_error(call),
                 projection=found.projection,
                 wiring=found.wiring,
-                block_output=None if after is None else find_handle(graph, after),
+                block_output=block,
                 reason_b=found.reason_b,
                 reason_c=found.reason_c,
                 second_norm=find_second_norm(graph, op, found, tolerance),
             )
         )
-    return tuple(sites)
+    return sites, claims
 
 
 def _producer(graph: OpGraph, call: Call) -> Op | None:
     return graph.node(call.node).producer if call.node is not None else None
 
 
+def is_causal(attention: Tensor | None, visible: Tensor | None, n_query: int, n_key: int) -> bool:
+    """Whether no query looks at a later key, by the weights (…, query, key) of a text or, without them, by its mask."""
+    seen = attention if attention is not None else visible
+    return n_query == n_key and n_query > 1 and seen is not None and not bool(seen[..., :n_key].triu(1).any())
+
+
 def _is_causal(call: Call) -> bool:
-    n_query, n_key = call.weights.shape[-2:]
-    if n_query != n_key or n_query < 2:
-        return False
-    return bool((call.weights.triu(1) == 0).all())
+    return is_causal(call.weights, None, *call.weights.shape[-2:])
 
 
 def _keys_error(call: Call) -> float | None:

@@ -50,6 +50,14 @@ class Handle:
 
 
 @dataclass(frozen=True)
+class Side:
+    """A part that is added beside attention and residual: what a module shows, times a constant."""
+
+    handle: Handle
+    scale: Tensor | float | None = None
+
+
+@dataclass(frozen=True)
 class Wiring:
     """state after attention = norm( r + branch(projection) [+ other] ), each part absent where the model has none."""
 
@@ -60,6 +68,7 @@ class Wiring:
     branch_scale: Tensor | float | None  # a factor on the attention branch (residual multiplier, layer scale)
     branch_norm: Norm | None  # sandwich: the norm on the attention branch, before its factor
     norm: Norm | None  # post-norm: the norm after the add
+    sides: tuple[Side, ...] = ()  # parallel: what else is added, made from the block's input
 
     def carried(self, residual: Tensor) -> Tensor:
         """The residual as it enters the sum, from the block's input."""
@@ -120,6 +129,7 @@ def find_wiring(graph: OpGraph, projected: Node, upstream: set[int], tolerance: 
         total = state = add.outputs[0]
         uses = consumers(closure(total))
         side = _lone_side_addend(total, uses)
+    sides = [_side(graph, other) for other in others]
     if others:
         kind = PARALLEL
     else:
@@ -141,6 +151,7 @@ def find_wiring(graph: OpGraph, projected: Node, upstream: set[int], tolerance: 
         branch_scale=found.scale,
         branch_norm=found.norm,
         norm=norm,
+        sides=tuple(side for side in sides if side is not None),
     )
     if flat(found.residual.value).shape != flat(projected.value).shape:
         raise NotRecognised(
@@ -154,7 +165,23 @@ def find_wiring(graph: OpGraph, projected: Node, upstream: set[int], tolerance: 
         reason = f"rebuilding the state after attention as {kind} misses it by {error:.1e} (tolerance {tolerance:.0e})"
     elif wiring.residual is None:
         reason = "the residual input is not shown by any module, so it cannot be picked up in later passes"
+    elif None in sides:
+        reason = "what is added beside attention and residual is not shown by any module, so it cannot be picked up"
     return wiring, WiringEvidence(None, projected, 0.0, wiring, error, None, reason, found.residual, state, total)
+
+
+def _side(graph: OpGraph, node: Node) -> Side | None:
+    """Where an addend can be picked up: itself, or what it is a constant multiple of."""
+    handle = find_handle(graph, node)
+    if handle is not None:
+        return Side(handle)
+    op = origins(node)[-1].producer
+    for given in op.inputs if op is not None and op.name in MUL | DIV else ():
+        assert op is not None
+        factor, handle = constant_factor(op, given), find_handle(graph, given)
+        if factor is not None and handle is not None and given.value.shape == node.value.shape:
+            return Side(handle, factor)
+    return None
 
 
 def _find_sum(projected: Node, upstream: set[int], tolerance: float) -> _Sum:
@@ -174,6 +201,12 @@ def _find_sum(projected: Node, upstream: set[int], tolerance: float) -> _Sum:
             residual, residual_scale = _unscaled(other, upstream)
             if residual is not None:
                 return _Sum(residual, op.outputs[0], op, scale, norm, tuple(others), residual_scale)
+            if id(projected) in ancestors([other]):
+                made = other.producer.name if other.producer is not None else "something"
+                raise NotRecognised(
+                    f"the attention block's output is changed by something that reads it ({made}: an adapter or a second "
+                    "projection) before it joins the residual"
+                )
             others.append(other)
             step = op.outputs[0]
             break

@@ -1,0 +1,265 @@
+"""Proof by intervention: a model broken in just one way fails just that check, and the reason is the true one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import whence
+from conformance.zoo import build
+from whence.errors import ModelError, WiringError
+from whence.model.load import Model
+from whence.reading.wiring.doctor import doctor
+from whence.reading.wiring.proof import prove
+
+
+def tiny_llama(**settings):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=64, **settings,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def ids(n=12, seed=1):
+    return {"input_ids": torch.randint(5, 64, (1, n), generator=torch.Generator().manual_seed(seed))}
+
+
+def eager_attention_forward(module, query, key, value, attention_mask, scaling=None, **_):
+    """An eager function that goes on with something else than weights · values."""
+    scores = query @ key.transpose(-1, -2) * scaling
+    weights = (scores + attention_mask[..., : key.shape[-2]]).softmax(-1)
+    return 1.1 * (weights @ value).transpose(1, 2), weights
+
+
+class Attention(nn.Module):
+    """A Llama attention without positions, dispatched through transformers' interface."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.config, self.inner, self.layer_idx = inner.config, inner, inner.layer_idx
+        self.scaling, self.is_causal, self.training = inner.scaling, True, False
+
+    def forward(self, hidden_states, attention_mask=None, **_):
+        shape = (*hidden_states.shape[:-1], -1, self.inner.head_dim)
+        query, key, value = (
+            projection(hidden_states).view(shape).transpose(1, 2)
+            for projection in (self.inner.q_proj, self.inner.k_proj, self.inner.v_proj)
+        )
+        key, value = (t.repeat_interleave(2, dim=1) for t in (key, value))
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        output, weights = function(self, query, key, value, attention_mask, scaling=self.scaling)
+        return self.inner.o_proj(output.reshape(*hidden_states.shape[:-1], -1)), weights
+
+
+def test_a_head_output_that_is_not_attention_times_values_fails_a():
+    model = tiny_llama(attn_implementation="eager")
+    for layer in model.model.layers:
+        layer.self_attn = Attention(layer.self_attn)
+    proof = prove(model, ids())
+    assert "attention · values misses the head output" in proof.tried[0]  # the interface is refused for it
+    assert not proof.holds["b"]  # and the other way in sees the factor
+    assert "multiplied by something" in proof.sites[0].reason_b
+
+
+def test_a_projection_that_also_reads_its_neighbour_fails_b():
+    model = tiny_llama()
+    projection = model.model.layers[0].self_attn.o_proj
+
+    class Skewed(nn.Module):
+        def forward(self, x):
+            return projection(x + 0.1 * x.roll(1, dims=1))
+
+    model.model.layers[0].self_attn.o_proj = Skewed()
+    proof = prove(model, ids())
+    assert not proof.holds["b"]
+    assert proof.sites[0].reason_b is not None
+    assert proof.sites[1].reason_b is None
+
+
+def test_a_state_that_is_bent_after_the_residual_fails_c():
+    specimen = build("bert")
+    norm = specimen.model.bert.encoder.layer[1].attention.output.LayerNorm
+
+    class Gated(nn.Module):
+        def forward(self, x):
+            return norm(x) * x.sigmoid()
+
+    specimen.model.bert.encoder.layer[1].attention.output.LayerNorm = Gated()
+    proof = prove(specimen.model, specimen.inputs)
+    assert proof.holds["b"]
+    assert proof.holds["e"]  # the projection is pushed and seen at its own output
+    assert not proof.holds["c"]
+    assert "sigmoid" in proof.sites[1].reason_c
+
+
+def test_a_model_that_computes_otherwise_when_it_is_watched_fails_d():
+    model = tiny_llama(attn_implementation="sdpa")
+    inner = model.model.layers[0].mlp
+
+    class Shy(nn.Module):
+        def forward(self, x):
+            return inner(x) * (1.0 if model.config._attn_implementation == "sdpa" else 1.2)
+
+    model.model.layers[0].mlp = Shy()
+    with pytest.raises(
+        ModelError, match=r"outputs with the (tap|recorder) differ by .* 'sdpa' and eager attention differ"
+    ):
+        prove(model, ids())
+
+
+class Aside(nn.Module):
+    """Something made from the head outputs where no operation of torch shows it."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(0.3 * torch.randn(width, width))
+
+    def forward(self, x):
+        return torch.from_numpy(x.detach().numpy() @ self.weight.detach().numpy())
+
+
+def test_a_second_path_from_the_head_outputs_that_no_graph_shows_fails_e():
+    """The sum adds up, with the second path taken for a parallel branch: only pushing tells."""
+    model = tiny_llama()
+    projection = model.model.layers[1].self_attn.o_proj
+
+    class Double(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.aside = projection.weight, Aside(32)
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.weight) + self.aside(x)
+
+    model.model.layers[1].self_attn.o_proj = Double()
+    proof = prove(model, ids())
+    assert proof.holds["a"]
+    assert proof.holds["d"]
+    assert not proof.holds["e"]
+    assert proof.sites[0].reason_e is None
+    assert "something else also reads them" in proof.sites[1].reason_e
+    assert proof.sites[1].projection is None
+    traced = whence.trace(Model(model, name="double"), ids())
+    assert traced[1].wiring is None
+    with pytest.raises(WiringError, match="pushing the head outputs"):
+        whence.contributions(traced, "alti")
+
+
+class Rolling(nn.Module):
+    """A feed-forward layer that also reads the token before."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) + 0.1 * self.inner(x).roll(1, dims=1)
+
+
+def test_a_feed_forward_layer_that_mixes_tokens_fails_f_and_is_named():
+    model = tiny_llama()
+    model.model.layers[1].mlp = Rolling(model.model.layers[1].mlp)
+    proof = prove(model, ids())
+    assert proof.holds == {"a": True, "b": True, "c": True, "d": True, "e": True, "f": False}
+    assert "model.layers.1.mlp (Rolling)" in proof.mixes
+    assert "layers.0" not in proof.mixes
+
+
+@pytest.mark.parametrize(
+    "family", ["bert", "llama", "gpt2", "mixtral", "gemma2", "gpt_neox", "opt", "t5", "deberta-v2"]
+)
+def test_nothing_moves_when_attention_is_held(family):
+    specimen = build(family)
+    proof = prove(specimen.model, specimen.inputs)
+    assert proof.error_f == 0.0
+    assert all(site.error_e < 1e-5 for site in proof.sites)
+
+
+MIXED = {
+    "jamba": "mamba", "lfm2": "conv", "falcon_h1": "mamba", "bamba": "mamba", "recurrent_gemma": "temporal_block",
+    "minimax": "self_attn", "led": "encoder", "longt5": "encoder",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", MIXED)
+def test_what_mixes_outside_attention_is_named_and_not_followed(family):
+    specimen = build(family)
+    model = Model(specimen.model, name=family)
+    traced = whence.trace(model, specimen.inputs)
+    assert MIXED[family] in traced.mixes
+    stack = "decoder" if len(traced.stacks) > 1 else None
+    layered = whence.contributions(traced, "alti", attention=stack)  # the attention block's own shares stay
+    assert layered.values.shape[-1] == len(traced.of(stack).tokens)
+    assert layered.provenance.settings["mixes"] == traced.mixes
+    for follow in (
+        layered.rollout,
+        lambda: whence.contributions(traced, "rollout", attention=stack).rollout(),
+        lambda: whence.contributions(traced, "flow", attention=stack),
+        lambda: whence.contributions(traced, "decompx", attention=stack),
+    ):
+        with pytest.raises(WiringError, match="tokens mix outside the attention that was read"):
+            follow()
+    assert not doctor(model, specimen.inputs).proof.holds["f"]
+    whence.identifiability(traced, attention=stack)
+
+
+def test_a_convolution_beside_deberta_is_seen():
+    from transformers import DebertaV2Config, DebertaV2ForMaskedLM
+
+    torch.manual_seed(0)
+    config = DebertaV2Config(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=64,
+        conv_kernel_size=3, conv_act="gelu", relative_attention=True, pos_att_type=["c2p", "p2c"],
+    )  # fmt: skip
+    proof = prove(DebertaV2ForMaskedLM(config).eval(), ids())
+    assert "deberta.encoder.conv (ConvLayer)" in proof.mixes
+
+
+def test_following_is_refused_after_saving_and_loading(tmp_path):
+    specimen = build("jamba")
+    traced = whence.trace(Model(specimen.model, name="jamba"), specimen.inputs)
+    again = type(traced).load(traced.save(tmp_path / "jamba.safetensors"))
+    assert again.mixes == traced.mixes
+    with pytest.raises(WiringError, match="mamba"):
+        whence.contributions(again, "alti").rollout()
+
+
+def test_a_text_of_one_token_does_not_make_a_decoder_an_encoder():
+    model = Model(tiny_llama(), name="tiny")
+    assert list(whence.trace(model, ids(1)).stacks) == ["decoder"]
+    longer = whence.trace(model, ids(9))
+    assert list(longer.stacks) == ["decoder"]
+    assert all(layer.causal for layer in longer)
+
+
+def test_causality_is_read_from_each_text_and_not_from_the_proof():
+    """A prefix language model: the mask of the text decides, even after a causal text was traced first."""
+    model = Model(tiny_llama(), name="tiny")
+    assert all(layer.causal for layer in whence.trace(model, ids(9)))
+    from whence.reading.inputs import prepare
+    from whence.reading.rerun.run import prove_model, run
+    from whence.reading.trace import KEEP
+    from whence.reading.trace_of_row import _layer
+
+    prepared = prepare(model, ids(9))[0][0]
+    proof = prove_model(model, prepared)
+    full = {**prepared.inputs, "attention_mask": torch.zeros(1, 1, 9, 9)}
+    outcome = run(model, proof, full, 1, frozenset(KEEP))
+    layer = _layer(proof.sites[0], outcome.calls[0], outcome, 0, 9, 9, frozenset(KEEP), proof.tolerance)
+    assert float(layer.attention.triu(1).max()) > 0
+    assert not layer.causal
+
+
+def test_the_side_branch_of_a_parallel_block_is_picked_up_and_not_the_rest():
+    specimen = build("gpt_neox")
+    traced = whence.trace(Model(specimen.model, name="neox"), specimen.inputs)
+    layer = traced[0]
+    block = specimen.model.gpt_neox.layers[0]
+    side = block.mlp(block.post_attention_layernorm(layer.block_input))
+    torch.testing.assert_close(layer._side, side, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(layer.own + layer.branch, layer.after_attention, atol=1e-5, rtol=1e-4)
