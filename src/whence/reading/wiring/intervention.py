@@ -380,8 +380,8 @@ def _run(
     found: list[Seen] = []
     for i in range(count):
         own: dict[Handle | str, Tensor] = {}
-        places: dict[Handle | str, Tensor] = {**states, **finals}
-        for place, tensor in places.items():
+        places: list[tuple[Handle | str, Tensor]] = [*states.items(), *finals.items()]
+        for place, tensor in places:
             row = _row(tensor, i, count)
             if row is not None:
                 own[place] = row
