@@ -11,46 +11,89 @@ Translation"): see `whence.mixing.encoder_decoder`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from whence.errors import InputError
 from whence.mixing.decomposition import Decomposition
-from whence.mixing.jacobian._turned import turned
+from whence.mixing.layerwise import LayerView
+from whence.mixing.mixture import normalise_rows
 
 _BLOCK = 1 << 18  # numbers worked on at a time: 1 MB in float32, so that they stay in the processor's cache
 _ROWS = 128
 _KEYS = 60  # keys whose sources are made together
 
 
-def closeness(split: Decomposition, distance: str = "l1") -> Tensor:
+@dataclass(frozen=True)
+class Alti:
+    """C_ij ∝ max(0, ‖y_i‖ − ‖y_i − T_ij‖); for encoder–decoders ALTI+.
+
+    distance: "l1" (the paper's) or "l2". second_norm: compare after the block's second norm, with L₂(T_ij)/σ₂ against
+    the block's own output (the feed-forward part belongs to no token).
+    """
+
+    distance: str = "l1"
+    second_norm: bool = False
+    model: Any = None
+    batched: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.distance not in ("l1", "l2"):
+            raise InputError(f"distance={self.distance!r} is not 'l1' or 'l2'.")
+
+    @property
+    def joint(self) -> bool:
+        """The second norm comes after the feed-forward layer, which cross-attention is not next to."""
+        return not self.second_norm
+
+    def matrix(self, layer: LayerView) -> tuple[Tensor, Tensor]:
+        """(query, source), rows summing to 1, and which rows are degenerate."""
+        return alti(layer.after_second_norm(self.model) if self.second_norm else layer.decomposition, self.distance)
+
+
+def alti(decomposition: Decomposition, distance: str = "l1") -> tuple[Tensor, Tensor]:
+    """C, (query, source), rows summing to 1, and which rows were degenerate, (query).
+
+    A row whose closeness is nowhere positive says nothing about its origin: it is given to the token itself.
+    """
+    return normalise_rows(closeness(decomposition, distance).clamp_(min=0), crossed=decomposition.crossed)
+
+
+def closeness(decomposition: Decomposition, distance: str = "l1") -> Tensor:
     """(query, source): ‖y_i‖ − ‖y_i − T_ij‖, before clipping. Never holds more than a block of the (n, n, d) tensor.
 
     For L1 the identity |y − t| = 2 max(y, t) − y − t leaves one pass over the block, and its last two terms are
     linear, so that they cost nothing.
     """
     # max(s t, y) = s max(t, y / s) for s > 0: the norm's scale is applied to the sums, not to every part.
-    state = split.state
-    scaled = state if split.scale is None else state / split.scale
+    state = decomposition.state
+    scaled = state if decomposition.scale is None else state / decomposition.scale
     y = scaled if scaled.dim() == 3 else scaled[None]
-    weights = split.by_key
-    own_weights = None if split.crossed or "diagonal" in vars(split) else split.own_weights
-    out, seen = _sums(weights, split.values_by_key, split.weight, y, split.causal, distance, own_weights)
+    weights = decomposition.by_key
+    own_weights = None if decomposition.crossed or "diagonal" in vars(decomposition) else decomposition.own_weights
+    out, seen = _sums(
+        weights, decomposition.values_by_key, decomposition.weight, y, decomposition.causal, distance, own_weights
+    )
     if seen is not None:
-        split.remember(seen)
+        decomposition.remember(seen)
     if distance == "l1":
-        totals = split.values_by_key @ split.weight.sum(-1, keepdim=True)  # (head, sequence · key, 1): Σ_d U
+        totals = decomposition.values_by_key @ decomposition.weight.sum(
+            -1, keepdim=True
+        )  # (head, sequence · key, 1): Σ_d U
         linear = torch.bmm(totals.permute(1, 2, 0), weights.transpose(0, 1))[:, 0]  # Σ_d T
         out = linear.sub_(out, alpha=2).view(y.shape[0], -1, y.shape[1]).add_((y.abs() + y).sum(-1)[:, None])
     else:
         out = y.norm(dim=-1)[:, None] - out.sqrt_().view(y.shape[0], -1, y.shape[1])
-    closer = turned(out)
-    closer = closer if split.scale is None else closer.mul_(split.scale.view(*y.shape[:2], 1))
+    closer = out.mT.contiguous()
+    closer = closer if decomposition.scale is None else closer.mul_(decomposition.scale.view(*y.shape[:2], 1))
     closer = closer if scaled.dim() == 3 else closer[0]
-    if split.causal:
+    if decomposition.causal:
         closer = closer.tril_()  # what is not seen contributes exactly nothing
-    own = _lengths(state, distance) - _lengths(state - split.diagonal, distance)
-    if split.crossed:
+    own = _lengths(state, distance) - _lengths(state - decomposition.diagonal, distance)
+    if decomposition.crossed:
         return torch.cat([closer, own[..., None]], dim=-1)
     torch.diagonal(closer, dim1=-2, dim2=-1).copy_(own)
     return closer
@@ -125,23 +168,3 @@ def _blocks(sequences: int, total: int, each: int) -> Iterator[tuple[int, int, s
 
 def _lengths(x: Tensor, distance: str) -> Tensor:
     return x.abs().sum(-1) if distance == "l1" else x.norm(dim=-1)
-
-
-def alti(split: Decomposition, distance: str = "l1") -> tuple[Tensor, Tensor]:
-    """C, (query, source), rows summing to 1, and which rows were degenerate, (query).
-
-    A row whose closeness is nowhere positive says nothing about its origin: it is given to the token itself.
-    """
-    return normalise_rows(closeness(split, distance).clamp_(min=0), crossed=split.crossed)
-
-
-def normalise_rows(scores: Tensor, *, crossed: bool = False) -> tuple[Tensor, Tensor]:
-    """Rows divided by their sums, and which were all zero: those become their own token (crossed: the last column)."""
-    total = scores.sum(-1, keepdim=True)
-    empty = total[..., 0] <= 0
-    rows = scores / total.masked_fill(total <= 0, 1.0)
-    if bool(empty.any()):
-        own = torch.zeros_like(rows[(0,) * (rows.dim() - 2)])
-        own[:, -1] = 1
-        rows = torch.where(empty[..., None], own if crossed else torch.eye(*own.shape).to(rows), rows)
-    return rows, empty

@@ -88,8 +88,8 @@ def alti_logit(
     word = _target(chosen, trace.logits[at], target)
     direction, bias, final = _read_out(trace, chosen, word, at)
     dtype = working(stack.layers[0].attention)
-    split = [decompose(layer) for layer in stack]
-    origin = rollout(torch.stack([alti(part)[0] for part in split]))
+    decompositions = [decompose(layer) for layer in stack]
+    origin = rollout(torch.stack([alti(part)[0] for part in decompositions]))
     direct = torch.stack([_heads(layer, direction.to(dtype), at) for layer in stack])  # (layer, head, position)
     values = torch.stack([d if i == 0 else d @ origin[i - 1] for i, d in enumerate(direct)])
     states = [layer.block_input[at].to(dtype) for layer in stack] + [final.to(dtype)]
@@ -108,15 +108,8 @@ def alti_logit(
         raise WiringError(
             f"the parts add up to the logit only to {error:.1e} relative: the head is not linear in the last state."
         )
-    return LogitContributions(
-        values=values,
-        axes=("layer", "head", "input"),
-        tokens=stack.tokens,
-        provenance=trace.provenance.by("alti-logit", target=word, position=at, origin="embeddings"),
-        layers=tuple(layer.index for layer in stack),
-        heads=stack.layers[0].heads,
-        extra=extra,
-    )
+    provenance = trace.provenance.by("alti-logit", target=word, position=at, origin="embeddings")
+    return LogitContributions.of_stack(stack, values, provenance, axes=("layer", "head", "input"), extra=extra)
 
 
 def _heads(layer: Layer, direction: Tensor, at: int) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, overload
 import torch
 from torch import Tensor
 
+from whence import method_table
 from whence.errors import InputError
 from whence.mixing.mixture import Mixture
 from whence.mixing.rollout import rollout
@@ -87,18 +88,8 @@ def contributions(
 ) -> Contributions | list[Contributions] | dict[str, Contributions]:
     """Which tokens each hidden token is made of, by `method`; `.rollout()` follows it back to the embeddings.
 
-    method (options in brackets; each function in `whence.mixing.methods` says what it computes):
-        "attention"           the mean over heads
-        "effective"           effective attention, the mean over heads [constraint]
-        "rollout"             ½ attention + ½ identity
-        "effective-rollout"   the same with effective attention [constraint]
-        "flow"                maximum flow from the embeddings [layers, progress]
-        "norms"               ‖T_ij‖ [residual=True: Kobayashi 2021; False: 2020, attention only]
-        "alti"                how much closer a part brings the state [distance="l1" | "l2", second_norm]
-        "globenc"             ‖T_ij‖ after the second norm, not normalised
-        "value-zeroing"       1 − cos of a token's output with and without another's value [memory, progress]
-        "decompx"             vectors carried through every layer from the embeddings [memory]
-        "alti-logit"          decoders: which inputs pushed a logit [target, position]; layers × heads × inputs
+    method: one of `whence.methods("mixing")` that gives shares by layer: alti, norms, rollout, decompx, …. The command
+    `whence methods` lists them with their papers and options; the class or function of each says what it computes.
 
     Several methods at once (a list of names) share the work on each layer and come back by name; several traces, in order.
 
@@ -113,35 +104,29 @@ def contributions(
     >>> mixed.rollout().values[-1].sum(-1).round(decimals=4).tolist()
     [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
-    from whence.mixing.layerwise import PLANS, evaluate
-    from whence.mixing.methods import METHODS
+    from whence.mixing.layerwise import by_layer, layer_method
 
     traces = [trace] if isinstance(trace, Trace) else list(trace)
     for each in traces:
         if not isinstance(each, Trace):
             raise InputError(f"contributions takes what whence.trace gives, not a {type(each).__name__}.")
-    asked = {given: given.strip().lower() for given in ([method] if isinstance(method, str) else method)}
-    for given, name in asked.items():
-        if name not in METHODS:
-            raise InputError(f"method={given!r} is not one of {', '.join(METHODS)}.")
-        _check_options(METHODS[name], name, options)
-    made: dict[str, list[Any]] = {}
-    planned = [given for given, name in asked.items() if METHODS[name] in PLANS]
-    if traces and planned:
-        makers = [PLANS[METHODS[asked[given]]] for given in planned]
-        made = dict(zip(planned, evaluate(traces, makers, options), strict=True))
-    found: dict[str, Any] = {
-        given: made.get(given) or [METHODS[name](each, **options) for each in traces] for given, name in asked.items()
+    entries = {
+        given: method_table.method(given, BY_LAYER) for given in ([method] if isinstance(method, str) else method)
     }
+    for entry in entries.values():
+        entry.check_options(options)
+    # Methods that read one layer at a time share the work on each layer; the others go one by one.
+    shared = {given: entry for given, entry in entries.items() if entry.gives == "matrix"}
+    own = {name: value for name, value in options.items() if name != "attention"}
+    named = [(entry.name, layer_method(entry.function, own)) for entry in shared.values()]
+    results: dict[str, list[Any]] = {
+        given: [entry(each, **options) for each in traces] for given, entry in entries.items() if given not in shared
+    }
+    results |= zip(shared, by_layer(traces, named, options.get("attention")), strict=True)
     if isinstance(trace, Trace):
-        found = {given: results[0] for given, results in found.items()}
-    return found[method] if isinstance(method, str) else found
+        first = {given: results[given][0] for given in entries}
+        return first[method] if isinstance(method, str) else first
+    return results[method] if isinstance(method, str) else {given: results[given] for given in entries}  # type: ignore[return-value]
 
 
-def _check_options(function: Any, name: str, options: dict[str, Any]) -> None:
-    import inspect
-
-    known = list(inspect.signature(function).parameters)[1:]
-    unknown = [option for option in options if option not in known]
-    if unknown:
-        raise InputError(f"method {name!r} has no option {unknown[0]!r}; it takes {', '.join(known)}.")
+BY_LAYER = ("matrix", "contributions")

@@ -15,18 +15,13 @@ b_i (output bias, norm bias) belongs to no token. (Ferrando et al., EMNLP 2022; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from whence.core.numerics._memory import fresh
 from whence.errors import InputError, WiringError
-from whence.mixing.jacobian._turned import turned
 from whence.reading.trace import Layer
 from whence.reading.wiring.norms import Norm
 
@@ -65,24 +60,17 @@ class Decomposition:
         """(head, key, d): U, made when asked for."""
         return torch.matmul(self.values, self.weight)
 
-    @property
+    @cached_property
     def by_key(self) -> Tensor:
         """(head, sequence · key, query): the attention laid out for one product per key, without the scale.
 
         Weights so small that their products leave the range of normal numbers (below 1e-31 in float32, where the
         largest of a row is at least 1/n) are 0 here: far below rounding, and the processor is many times slower on them.
         """
-        shared = _shared.get()
-        if shared is not None and shared.laid_out is not None and shared.laid_out[0] is self.attention:
-            return shared.laid_out[1]
         attention = self.attention if self.attention.dim() == 4 else self.attention[None]
-        count, heads, queries, keys = attention.shape
-        out = _scratch(shared, attention, heads, count * keys, queries)
-        limits = torch.finfo(out.dtype)
-        turned(attention.transpose(0, 1), out.view(heads, count, keys, queries), tiny=limits.tiny / limits.eps)
-        if shared is not None:
-            shared.laid_out = (self.attention, out)
-        return out
+        limits = torch.finfo(attention.dtype)
+        laid_out = attention.permute(1, 0, 3, 2).flatten(1, 2)
+        return torch.hardshrink(laid_out, limits.tiny / limits.eps)
 
     @property
     def values_by_key(self) -> Tensor:
@@ -129,6 +117,7 @@ class Decomposition:
         scale = factor if self.scale is None else self.scale * factor
         weight, own, bias = (norm.linear(_times(x, residual_scale)) for x in (self.weight, self.own, self.bias))
         new = replace(self, weight=weight, scale=scale, own=own * factor, bias=bias * factor, state=state)
+        vars(new)["by_key"] = self.by_key  # the attention is the same
         if "diagonal" in vars(self):
             vars(new)["diagonal"] = norm.linear(_times(self.diagonal, residual_scale)) * factor
         return new
@@ -155,63 +144,15 @@ def normed(norm: Norm, x: Tensor) -> tuple[Tensor, Tensor]:
     return y, factor
 
 
-# -- one layer, once -----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Shared:
-    known: dict[tuple[int, bool], tuple[Layer, Decomposition]] = field(default_factory=dict)
-    laid_out: tuple[Tensor, Tensor] | None = None  # an attention, and it by key: one at a time, in `memory`
-    memory: Tensor | None = None  # the largest buffer so far, used again for every layer
-
-
-_shared: ContextVar[_Shared | None] = ContextVar("whence_split", default=None)
-
-
-@contextmanager
-def sharing() -> Iterator[None]:
-    """While the block runs, a layer is decomposed once, however many methods ask for it in turn.
-
-    One layer is remembered at a time, and its memory is used again for the next: fresh memory costs more than the work.
-    """
-    token = _shared.set(_Shared())
-    try:
-        yield
-    finally:
-        _shared.reset(token)
-
-
-def _scratch(shared: _Shared | None, like: Tensor, *shape: int) -> Tensor:
-    """Uninitialised memory; inside `sharing` the same again for each layer."""
-    size = torch.Size(shape).numel()
-    if shared is None:
-        return like.new_empty(shape)
-    held = shared.memory
-    if held is None or held.numel() < size or held.dtype != like.dtype or held.device != like.device:
-        held = shared.memory = fresh(like, size)
-    return held[:size].view(shape)
-
-
 def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
     """Split a traced layer, and prove it: the parts must add up to the state that the model itself had.
 
     >>> import whence
     >>> layer = whence.trace(whence.load(), "The bank raised its rates.")[0]
-    >>> split = decompose(layer)
-    >>> torch.allclose(split.parts().sum(1) + split.bias, layer.after_attention, atol=1e-5)
+    >>> decomposition = decompose(layer)
+    >>> torch.allclose(decomposition.parts().sum(1) + decomposition.bias, layer.after_attention, atol=1e-5)
     True
     """
-    shared = _shared.get()
-    if shared is None:
-        return _decompose(layer, crossed)
-    key = (id(layer), crossed)
-    if key not in shared.known:
-        shared.known.clear()  # with the layer that was held so that its id stayed its own
-        shared.known[key] = (layer, _decompose(layer, crossed))
-    return shared.known[key][1]
-
-
-def _decompose(layer: Layer, crossed: bool) -> Decomposition:
     if layer.wiring is None:
         raise WiringError(
             f"layer {layer.index}: its wiring is not proved ({layer.reason}), so its parts are not known."

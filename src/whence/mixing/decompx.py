@@ -65,13 +65,8 @@ def decompx(
         _check(layer, parts, layer.block_output, "state after the block")
         lengths = parts.norm(dim=-1)
         rows.append(lengths / lengths.sum(-1, keepdim=True))
-    return Contributions(
-        values=check_rows(torch.stack(rows), "decompx"),
-        axes=("layer", "hidden", "input"),
-        tokens=stack.tokens,
-        provenance=trace.provenance.by("decompx", attention=stack.name, origin=EMBEDDINGS, biases="absdot"),
-        layers=tuple(layer.index for layer in stack),
-    )
+    provenance = trace.provenance.by("decompx", attention=stack.name, origin=EMBEDDINGS, biases="absdot")
+    return Contributions.of_stack(stack, check_rows(torch.stack(rows), "decompx"), provenance)
 
 
 def share_bias(parts: Tensor, bias: Tensor | None) -> Tensor:

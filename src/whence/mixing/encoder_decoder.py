@@ -8,7 +8,7 @@ cross-attention block's row is shared between the source tokens and its residual
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +24,12 @@ from whence.reading.wiring.op_graph import deviation
 
 
 def together(
-    trace: Trace, name: str, matrix: Callable[[Layer, bool], tuple[Tensor, Tensor]], settings: Mapping[str, Any]
+    trace: Trace, name: str, matrices: Mapping[str, Sequence[tuple[Tensor, Tensor]]], settings: Mapping[str, Any]
 ) -> Contributions:
-    """[decoder layer, target token, source tokens then target tokens], with the encoder's layers beside it."""
+    """[decoder layer, target token, source tokens then target tokens], with the encoder's layers beside it.
+
+    matrices: by stack and layer, (query, source) and how many of its rows are degenerate.
+    """
     decoder, cross = trace.of("decoder"), trace.of("cross")
     if len(decoder) != len(cross):
         raise WiringError(
@@ -34,24 +37,21 @@ def together(
             "choose attention='encoder' or 'decoder'."
         )
     rows, degenerate = [], []
-    for own, other in zip(decoder, cross, strict=True):
+    pairs = zip(zip(decoder, cross, strict=True), matrices["decoder"], matrices["cross"], strict=True)
+    for (own, other), (inside, first), (across, second) in pairs:
         _check_order(own, other)
-        inside, first = matrix(own, False)
-        across, second = matrix(other, True)
         rows.append(torch.cat([across[:, :-1], across[:, -1:] * inside], dim=1))
         degenerate.append(first + second)
     extra = {"degenerate": torch.stack(degenerate)}
     if "encoder" in trace.stacks:
-        extra["encoder"] = torch.stack([matrix(layer, False)[0] for layer in trace.of("encoder")])
+        extra["encoder"] = torch.stack([matrix for matrix, _ in matrices["encoder"]])
     else:  # a decoder that was handed its encoder's states
         extra["encoder"] = torch.eye(len(cross.key_tokens)).to(rows[0])[None]
-    return Contributions(
-        values=check_rows(torch.stack(rows), name),
-        axes=("layer", "hidden", "input"),
-        tokens=decoder.tokens,
-        provenance=trace.provenance.by(name, attention="encoder and decoder", **settings),
+    return Contributions.of_stack(
+        decoder,
+        check_rows(torch.stack(rows), name),
+        trace.provenance.by(name, attention="encoder and decoder", **settings),
         key_tokens=joined(cross.key_tokens, decoder.tokens),
-        layers=tuple(layer.index for layer in decoder),
         extra=extra,
     )
 

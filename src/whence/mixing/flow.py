@@ -14,17 +14,43 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 from torch import Tensor
 
+from whence.mixing.contributions import EMBEDDINGS, Contributions
+from whence.mixing.layerwise import LayerView, single
+from whence.mixing.progress import Progress, bar
+from whence.mixing.rollout import half_residual
+from whence.reading.trace import Trace
+
 _UNITS = 1 << 29  # capacities are whole numbers to the solver: 1.0 is this many
 
 
-def flow(capacities: Tensor, layers: Sequence[int] | None = None, progress: Callable[[], None] | None = None) -> Tensor:
+def flow(
+    trace: Trace, *, layers: Sequence[int] | None = None, attention: str | None = None, progress: Progress = False
+) -> Contributions:
+    """Attention flow from the embeddings, rows divided by their sums.
+
+    n² maximum flows per layer: `layers` limits it to those that are wanted.
+    """
+    trace.follow("attention flow")
+    stack = single(trace, attention, "flow")
+    capacities = torch.stack([half_residual(LayerView(layer, trace, stack.name).attention) for layer in stack])
+    chosen = [layer.index for layer in stack] if layers is None else [stack[i].index for i in layers]
+    with bar("attention flow", len(chosen) * len(stack.tokens), progress) as step:
+        values = maximum_flows(capacities, chosen, step)
+    values = values / values.sum(-1, keepdim=True)
+    provenance = trace.provenance.by("flow", attention=stack.name, origin=EMBEDDINGS)
+    return Contributions.of_stack(stack, values, provenance, layers=tuple(chosen))
+
+
+def maximum_flows(
+    capacities: Tensor, layers: Sequence[int] | None = None, progress: Callable[[], None] | None = None
+) -> Tensor:
     """Maximum flow from every input to every token of each chosen layer's output.
 
     capacities: (layer, token, token), non-negative, [l, i, j] the width of the pipe from j below to i above.
     Returns (chosen layer, token, input). Capacities are rounded to 2⁻²⁹, so that flows are exact to about n·1e-9.
 
     >>> half = torch.tensor([[0.5, 0.5], [0.0, 1.0]])
-    >>> flow(torch.stack([half, half]))[-1]
+    >>> maximum_flows(torch.stack([half, half]))[-1]
     tensor([[0.5000, 1.0000],
             [0.0000, 1.0000]])
     """

@@ -47,6 +47,10 @@ class HiddenTokenAttribution(Mixture):
     def exact(self) -> bool:
         return bool(self.provenance.settings["mode"] == "exact")
 
+    def rollout(self) -> HiddenTokenAttribution:
+        """Itself: it already reaches back to the embeddings."""
+        return self
+
     @property
     def error(self) -> Tensor | None:
         """Standard errors of the shares; None where they are exact."""
@@ -119,15 +123,9 @@ def hidden_token_attribution(
     if count < width:
         settings |= {"probes": count, "seed": seed}
     axes = ("layer", "head", "hidden", "input") if of == "heads" else ("layer", "hidden", "input")
-    return HiddenTokenAttribution(
-        values=check_rows(values, "hidden token attribution"),
-        axes=axes,
-        tokens=stack.tokens,
-        provenance=trace.provenance.by("hidden-token-attribution", **settings),
-        layers=tuple(layer.index for layer in stack),
-        heads=stack.layers[0].heads if of == "heads" else (),
-        extra=extra,
-    )
+    provenance = trace.provenance.by("hidden-token-attribution", **settings)
+    values = check_rows(values, "hidden token attribution")
+    return HiddenTokenAttribution.of_stack(stack, values, provenance, axes=axes, extra=extra)
 
 
 def _stack(trace: Trace, attention: str | None) -> Stack:

@@ -7,109 +7,171 @@ dropped before the next layer; and traces of about one length together (`whence.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import wraps
-from typing import Any
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from whence.errors import InputError
+from whence.errors import InputError, WiringError
 from whence.mixing.batch import cut, groups, stacked
 from whence.mixing.contributions import LAYER, Contributions
-from whence.mixing.decomposition import sharing
+from whence.mixing.decomposition import Decomposition, apart, decompose, working
 from whence.mixing.encoder_decoder import together
 from whence.mixing.mixture import check_rows
+from whence.reading.inputs import Prepared
+from whence.reading.run import prove_model
 from whence.reading.trace import Layer, Stack, Trace
+from whence.reading.wiring.block_tail import feedforward_of
 
-Matrix = Callable[[Layer, bool], tuple[Tensor, Tensor | None]]
-"""One layer (and whether its keys are other tokens than its queries) → (query, source), and which rows are degenerate
-(query; None: no row can be). A layer of several sequences gives both with the sequence first."""
+Matrix = Tensor | tuple[Tensor, Tensor]
+"""(query, source); or with it which rows are degenerate, (query). Several sequences: both with the sequence first."""
+
+
+class LayerMethod(Protocol):
+    """What an entry that gives a "matrix" makes of its options.
+
+    It may have two attributes, False unless it says otherwise. joint: it can read an encoder and its decoder together
+    (ALTI+), with a column for the residual where the layer is crossed. batched: it can read a layer of several
+    sequences, whose tensors have the sequence as their first axis.
+    """
+
+    def matrix(self, layer: LayerView) -> Matrix:
+        """(query, source) of one layer."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a method reads one layer, and what it reads."""
+class FunctionMethod:
+    """A plain function of a layer as a method."""
 
-    name: str
-    matrix: Matrix
-    settings: Mapping[str, Any]
-    attention: str | None = None
-    both: bool = True  # an encoder and its decoder can be read together (ALTI+)
-    batched: bool = True  # the matrix may be asked for several sequences at once
+    function: Callable[..., Matrix]
+    options: Mapping[str, Any]
 
-    def whole(self, trace: Trace) -> bool:
-        """Whether every stack of an encoder–decoder is read."""
-        return self.both and self.attention is None and len(trace.stacks) > 1
-
-    def stacks(self, trace: Trace) -> list[str]:
-        return list(trace.stacks) if self.whole(trace) else [single(trace, self.attention, self.name).name]
+    def matrix(self, layer: LayerView) -> Matrix:
+        """(query, key)"""
+        return self.function(layer, **self.options)
 
 
-def layerwise(plan: Callable[..., Plan]) -> Callable[..., Contributions]:
-    """The method that a plan describes: what is decorated makes the plan for a trace and its options."""
-
-    @wraps(plan)
-    def method(trace: Trace, **options: Any) -> Contributions:
-        return evaluate([trace], [plan], options)[0][0]
-
-    PLANS[method] = plan
-    return method
+def layer_method(given: Callable[..., Any], options: Mapping[str, Any]) -> LayerMethod:
+    """The method that a table entry names: its class with the options, or its function."""
+    return given(**options) if isinstance(given, type) else FunctionMethod(given, options)
 
 
-PLANS: dict[Callable[..., Contributions], Callable[..., Plan]] = {}
-"""By method, what makes its plan."""
+class LayerView:
+    """One layer, or the same layer of several sequences, as the methods of a run see it: what they share is made once.
+
+    crossed: its keys are other tokens than its queries; the residual is then a source of its own, after the keys.
+    """
+
+    def __init__(self, layer: Layer, trace: Trace, stack: str) -> None:
+        self.layer, self.trace, self.stack = layer, trace, stack
+        self.crossed = stack == "cross"
+
+    @property
+    def attention(self) -> Tensor:
+        """(…, head, query, key), in float32 or float64."""
+        attention = self.layer.attention.detach()
+        return attention.to(working(attention))
+
+    @cached_property
+    def decomposition(self) -> Decomposition:
+        """The state after attention as a sum of one vector per source."""
+        return decompose(self.layer, crossed=self.crossed)
+
+    def after_second_norm(self, model: Any = None) -> Decomposition:
+        """The parts as the block's second norm passes them on: by the sum that the trace kept, else by the model."""
+        layer, decomposition = self.layer, self.decomposition
+        norm, before = layer.second_norm, layer._before_second_norm
+        if norm is not None and before is not None:
+            onward = decomposition.through(norm, before.detach().to(decomposition.state))
+            _check_output(layer, onward.state)
+            return onward
+        chosen = self.trace.with_model(model)
+        proof = prove_model(chosen, Prepared(dict(self.trace.inputs), self.trace.tokens))
+        rest = feedforward_of(chosen, proof, self.trace.inputs, self.stack, layer.index)
+        if rest.norm is None:
+            return decomposition
+        return decomposition.through(rest.norm, rest.before_norm(decomposition.state), rest.residual_scale)
 
 
-def evaluate(
-    traces: Sequence[Trace], makers: Sequence[Callable[..., Plan]], options: Mapping[str, Any]
+def by_layer(
+    traces: Sequence[Trace], named: Sequence[tuple[str, LayerMethod]], attention: str | None = None
 ) -> list[list[Contributions]]:
-    """[method][trace], from what makes each method's plan for a trace."""
-    made: list[list[Contributions]] = [[None] * len(traces) for _ in makers]  # type: ignore[list-item]
-    for batch in groups(traces):
-        some = [traces[i] for i in batch]
-        plans = [maker(some[0], **options) for maker in makers]  # one model's traces: one plan does for all
-        for number, (plan, found) in enumerate(zip(plans, _matrices(some, plans), strict=True)):
-            for i, trace in zip(batch, some, strict=True):
-                made[number][i] = _result(trace, plan, found)
-    return made
+    """[method][trace]: what each named method makes of each trace.
+
+    attention: the stack that is read; None: an encoder and its decoder together, where the method can.
+    """
+    results: list[list[Any]] = [[None] * len(traces) for _ in named]
+    batched = all(getattr(method, "batched", False) for _, method in named)
+    for batch in groups(traces) if batched else [[i] for i in range(len(traces))]:
+        together_ = [traces[i] for i in batch]
+        read = [_stacks(together_[0], method, name, attention) for name, method in named]
+        matrices = _matrices(together_, [method for _, method in named], read)
+        for number, (name, method) in enumerate(named):
+            for place, i in enumerate(batch):
+                found = {stack: rows[place] for stack, rows in matrices[number].items()}
+                results[number][i] = _result(traces[i], name, method, found, read[number])
+    return results
 
 
-Found = dict[int, tuple[Tensor, Tensor]]
-"""By the id of a layer: its matrix, and how many of its rows are degenerate."""
+Rows = list[tuple[Tensor, Tensor]]
+"""By layer: its matrix, and how many of its rows are degenerate."""
 
 
-def _matrices(traces: Sequence[Trace], plans: Sequence[Plan]) -> list[Found]:
-    if len(traces) > 1 and not all(plan.batched for plan in plans):
-        alone = [_matrices([trace], plans) for trace in traces]
-        return [{id_: pair for found in alone for id_, pair in found[i].items()} for i in range(len(plans))]
-    found: list[Found] = [{} for _ in plans]
-    reading = [plan.stacks(traces[0]) for plan in plans]
-    with sharing():
-        for name in traces[0].stacks:
-            wanted = [i for i, stacks in enumerate(reading) if name in stacks]
-            for layers in zip(*(trace.stacks[name] for trace in traces), strict=True) if wanted else ():
-                layer, crossed = stacked(layers), name == "cross"
-                for i in wanted:
-                    matrix, empty = plans[i].matrix(layer, crossed)
-                    for row, own in enumerate(layers):
-                        mine = matrix if len(layers) == 1 else cut(matrix, row, own, crossed)
-                        lost = None if empty is None else empty if len(layers) == 1 else empty[row]
-                        count = torch.tensor(0) if lost is None else lost[: mine.shape[0]].sum()
-                        found[i][id(own)] = (mine, count)
+def _matrices(
+    traces: Sequence[Trace], methods: Sequence[LayerMethod], read: Sequence[list[str]]
+) -> list[dict[str, list[Rows]]]:
+    """[method][stack][trace][layer], one layer of all traces at a time."""
+    found: list[dict[str, list[Rows]]] = [{name: [[] for _ in traces] for name in stacks} for stacks in read]
+    for name in traces[0].stacks:
+        wanted = [i for i, stacks in enumerate(read) if name in stacks]
+        for layers in zip(*(trace.stacks[name] for trace in traces), strict=True) if wanted else ():
+            view = LayerView(stacked(layers), traces[0], name)
+            for i in wanted:
+                matrix = methods[i].matrix(view)
+                matrix, empty = matrix if isinstance(matrix, tuple) else (matrix, None)
+                for place, own in enumerate(layers):
+                    rows = matrix if len(layers) == 1 else cut(matrix, place, own, view.crossed)
+                    lost = empty if empty is None or len(layers) == 1 else empty[place]
+                    count = torch.tensor(0) if lost is None else lost[: rows.shape[0]].sum()
+                    _check_shape(rows, own, view.crossed, methods[i])
+                    found[i][name][place].append((rows, count))
     return found
 
 
-def _result(trace: Trace, plan: Plan, found: Found) -> Contributions:
-    settings = {"origin": LAYER, **plan.settings}
+def _result(
+    trace: Trace, name: str, method: LayerMethod, found: dict[str, list[Rows]] | dict[str, Rows], read: list[str]
+) -> Contributions:
+    settings = {"origin": LAYER, **settings_of(method)}
     if trace.mixes is not None:  # these are shares of the attention block, and must not be multiplied
         settings["mixes"] = trace.mixes
-    if plan.whole(trace):
-        return together(trace, plan.name, lambda layer, _: found[id(layer)], settings)
-    stack = single(trace, plan.attention, plan.name)
-    values = check_rows(torch.stack([found[id(layer)][0] for layer in stack]), plan.name)
-    degenerate = torch.stack([found[id(layer)][1] for layer in stack])
-    return of_stack(trace, plan.name, stack, values, settings, degenerate=degenerate)
+    if len(read) > 1:
+        return together(trace, name, found, settings)  # type: ignore[arg-type]
+    stack = trace.of(read[0])
+    matrices, counts = zip(*found[stack.name], strict=True)
+    return Contributions.of_stack(
+        stack,
+        check_rows(torch.stack(matrices), name),
+        trace.provenance.by(name, attention=stack.name, **settings),
+        extra={"degenerate": torch.stack(counts)},
+    )
+
+
+def settings_of(method: Any) -> dict[str, Any]:
+    """A method's options as they were, for the provenance: all but the model."""
+    if isinstance(method, FunctionMethod):
+        return dict(method.options)
+    if not is_dataclass(method):
+        return {}
+    return {f.name: getattr(method, f.name) for f in fields(method) if f.name != "model"}
+
+
+def _stacks(trace: Trace, method: LayerMethod, name: str, attention: str | None) -> list[str]:
+    """Every stack of an encoder–decoder where the method can read both, else the one that was asked for."""
+    if attention is None and len(trace.stacks) > 1 and getattr(method, "joint", False):
+        return list(trace.stacks)
+    return [single(trace, attention, name).name]
 
 
 def single(trace: Trace, attention: str | None, name: str) -> Stack:
@@ -126,22 +188,21 @@ def single(trace: Trace, attention: str | None, name: str) -> Stack:
     return stack
 
 
-def of_stack(
-    trace: Trace,
-    name: str,
-    stack: Stack,
-    values: Tensor,
-    settings: Mapping[str, Any],
-    *,
-    layers: tuple[int, ...] | None = None,
-    degenerate: Tensor | None = None,
-) -> Contributions:
-    """The result of one stack."""
-    return Contributions(
-        values=values,
-        axes=("layer", "hidden", "input"),
-        tokens=stack.tokens,
-        provenance=trace.provenance.by(name, attention=stack.name, **settings),
-        layers=layers if layers is not None else tuple(layer.index for layer in stack),
-        extra={} if degenerate is None else {"degenerate": degenerate},
-    )
+def _check_shape(rows: Tensor, layer: Layer, crossed: bool, method: LayerMethod) -> None:
+    queries, keys = layer.attention.shape[-2:]
+    if tuple(rows.shape) != (queries, keys + int(crossed)):
+        raise InputError(
+            f"{type(method).__name__}.matrix gave {tuple(rows.shape)} for layer {layer.index}: {queries} queries and "
+            f"{keys} keys{' and the residual' if crossed else ''} are {(queries, keys + int(crossed))}."
+        )
+
+
+def _check_output(layer: Layer, state: Tensor) -> None:
+    """The second norm of what was kept must be the block's output, on this very text."""
+    if layer._block_output is None:
+        return
+    error, tolerance = apart(state, layer._block_output)
+    if not error <= tolerance:
+        raise WiringError(
+            f"layer {layer.index}: its second norm misses the block's output by {error:.1e} (tolerance {tolerance:.0e})."
+        )

@@ -67,3 +67,15 @@ def check_rows(values: Tensor, name: str) -> Tensor:
     if not bool(torch.isfinite(values.sum())):
         raise InputError(f"{name}: the trace holds NaN or infinite numbers; load the model with dtype=torch.float32.")
     return values
+
+
+def normalise_rows(scores: Tensor, *, crossed: bool = False) -> tuple[Tensor, Tensor]:
+    """Rows divided by their sums, and which were all zero: those become their own token (crossed: the last column)."""
+    total = scores.sum(-1, keepdim=True)
+    empty = total[..., 0] <= 0
+    rows = scores / total.masked_fill(total <= 0, 1.0)
+    if bool(empty.any()):
+        own = torch.zeros_like(rows[(0,) * (rows.dim() - 2)])
+        own[:, -1] = 1
+        rows = torch.where(empty[..., None], own if crossed else torch.eye(*own.shape).to(rows), rows)
+    return rows, empty

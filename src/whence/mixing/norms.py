@@ -7,40 +7,67 @@ Kobayashi et al., "Attention is Not Only a Weight" (EMNLP 2020): ‖Σ_h A^h_ij 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from whence.mixing.decomposition import Decomposition
-from whence.mixing.jacobian._turned import turned
+from whence.mixing.layerwise import LayerView
+from whence.mixing.mixture import normalise_rows
 
 _KEYS, _FEW = 64, 32  # keys factorised, and keys multiplied, together: their vectors stay in the processor's cache
 _APART = 1e-2  # a head is apart from those before it if this much of its squared length is
 
 
-def part_norms(split: Decomposition, *, residual: bool = True) -> Tensor:
+@dataclass(frozen=True)
+class Norms:
+    """‖T_ij‖₂ with rows divided by their sums.
+
+    residual=True: with residual and norm (Kobayashi et al. 2021). False: ‖Σ_h A V W‖, attention only (2020).
+    """
+
+    residual: bool = True
+    batched: ClassVar[bool] = True
+
+    @property
+    def joint(self) -> bool:
+        """Cross-attention has a residual to share with; attention alone has none."""
+        return self.residual
+
+    def matrix(self, layer: LayerView) -> tuple[Tensor, Tensor]:
+        """(query, source), and which rows are degenerate."""
+        decomposition = layer.decomposition
+        if not self.residual:
+            weight = layer.layer.projection.weight.detach().to(decomposition.weight)
+            decomposition = replace(decomposition, weight=weight, scale=None)
+        return normalise_rows(part_norms(decomposition, residual=self.residual), crossed=layer.crossed)
+
+
+def part_norms(decomposition: Decomposition, *, residual: bool = True) -> Tensor:
     """(query, source): ‖T_ij‖₂, with no (n, n, d) work.
 
     For a key j, ‖Σ_h a_h U^h_j‖ = ‖R_j a‖ with R_jᵀR_j = U_j U_jᵀ (head × head): the norm is taken from R_j a rather
     than from aᵀ(U_j U_jᵀ)a, which would lose half the digits.
     """
-    weights, values = split.by_key, split.values_by_key  # (head, sequence · key, query or d_v)
-    lengths = split.state.new_empty(weights.shape[1:])
-    buffer = split.state.new_empty(_FEW, len(weights), weights.shape[2])
-    for key, factors in enumerate(_factors(values, split.weight).split(_FEW)):
+    weights, values = decomposition.by_key, decomposition.values_by_key  # (head, sequence · key, query or d_v)
+    lengths = decomposition.state.new_empty(weights.shape[1:])
+    buffer = decomposition.state.new_empty(_FEW, len(weights), weights.shape[2])
+    for key, factors in enumerate(_factors(values, decomposition.weight).split(_FEW)):
         at = slice(key * _FEW, key * _FEW + len(factors))
         part = buffer[: len(factors), : factors.shape[1]]
         torch.bmm(factors, weights[:, at].transpose(0, 1), out=part)
         torch.sum(part.square_(), dim=1, out=lengths[at])
-    shape = split.state.shape[:-1]
-    lengths = turned(lengths.sqrt_().view(*shape[:-1], -1, shape[-1]))
-    lengths = lengths if split.scale is None else lengths.mul_(split.scale)
-    if split.causal:
+    shape = decomposition.state.shape[:-1]
+    lengths = lengths.sqrt_().view(*shape[:-1], -1, shape[-1]).mT.contiguous()
+    lengths = lengths if decomposition.scale is None else lengths.mul_(decomposition.scale)
+    if decomposition.causal:
         lengths = lengths.tril_()
     if not residual:
         return lengths
-    own = split.diagonal.norm(dim=-1)
-    if split.crossed:
+    own = decomposition.diagonal.norm(dim=-1)
+    if decomposition.crossed:
         return torch.cat([lengths, own[..., None]], dim=-1)
     torch.diagonal(lengths, dim1=-2, dim2=-1).copy_(own)
     return lengths

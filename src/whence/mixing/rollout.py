@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
 import torch
 from torch import Tensor
 
 from whence.errors import InputError
+
+if TYPE_CHECKING:
+    from whence.mixing.layerwise import LayerView
 
 
 def rollout(layers: Tensor) -> Tensor:
@@ -24,7 +30,24 @@ def rollout(layers: Tensor) -> Tensor:
     return out
 
 
-def with_identity(attention: Tensor) -> Tensor:
-    """C = ½ A + ½ I, A the mean over heads: the residual counted as half. (…, head, n, n) → (…, n, n)."""
-    mean = attention.mean(-3)
-    return 0.5 * mean + 0.5 * torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+def half_residual(attention: Tensor, crossed: bool = False) -> Tensor:
+    """C = ½ A + ½ I, A the mean over heads: the residual counted as half. (…, head, query, key) → (…, query, source).
+
+    crossed: the residual is a column of its own, after the keys.
+    """
+    mean = 0.5 * attention.mean(-3)
+    if crossed:
+        return torch.cat([mean, mean.new_full((*mean.shape[:-1], 1), 0.5)], dim=-1)
+    return mean + 0.5 * torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """C = ½ (mean over heads of A) + ½ I; `.rollout()` is attention rollout."""
+
+    joint: ClassVar[bool] = True
+    batched: ClassVar[bool] = True
+
+    def matrix(self, layer: LayerView) -> Tensor:
+        """(query, source)"""
+        return half_residual(layer.attention, layer.crossed)

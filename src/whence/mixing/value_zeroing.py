@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.errors import InputError, WiringError
-from whence.mixing.alti import normalise_rows
+from whence.errors import WiringError
 from whence.mixing.budget import as_bytes
 from whence.mixing.contributions import LAYER, Contributions
-from whence.mixing.mixture import check_rows
+from whence.mixing.layerwise import single
+from whence.mixing.mixture import check_rows, normalise_rows
 from whence.mixing.progress import Progress, bar
 from whence.reading.capture.recorder import Edit
 from whence.reading.inputs import Prepared
@@ -38,16 +38,7 @@ def value_zeroing(
     Every block runs once on a batch of n copies of its own traced input, copy j without the value of token j, on the
     path that the model itself takes; `memory` limits how many copies run at once.
     """
-    if attention is None and len(trace.stacks) > 1:
-        raise InputError(
-            f"value-zeroing reads one stack, and this trace has {', '.join(trace.stacks)}: choose attention='encoder' or "
-            "'decoder'."
-        )
-    stack = trace.of(attention)
-    if stack.name == "cross":
-        raise InputError(
-            "value-zeroing of cross-attention is not defined here: choose attention='encoder' or 'decoder'."
-        )
+    stack = single(trace, attention, "value-zeroing")
     chosen = trace.with_model(model)
     proof = prove_model(chosen, Prepared(dict(trace.inputs), trace.tokens))
     wanted = {layer.index for layer in stack}
@@ -64,11 +55,10 @@ def value_zeroing(
     )
     rows, degenerate = zip(*(normalise_rows(layer.clamp(min=0)) for layer in scores), strict=True)
     settings = {} if trace.mixes is None else {"mixes": trace.mixes}
-    return Contributions(
-        values=check_rows(torch.stack(rows), "value-zeroing"),
-        axes=("layer", "hidden", "input"),
-        tokens=stack.tokens,
-        provenance=trace.provenance.by("value-zeroing", attention=stack.name, origin=LAYER, **settings),
+    return Contributions.of_stack(
+        stack,
+        check_rows(torch.stack(rows), "value-zeroing"),
+        trace.provenance.by("value-zeroing", attention=stack.name, origin=LAYER, **settings),
         layers=tuple(site.layer for site in sites),
         extra={"degenerate": torch.stack(degenerate).sum(-1), "change": scores},
     )

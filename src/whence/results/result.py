@@ -21,6 +21,8 @@ from whence.results.tensor_file import load_tensors, save_tensors, understood
 if TYPE_CHECKING:
     import pandas as pd
 
+    from whence.reading.trace import Stack
+
 ROW_AXES = ("query", "hidden")
 COLUMN_AXES = ("key", "input")
 
@@ -52,6 +54,32 @@ class Result:
         for name in ("layer", "head"):
             if name in self.axes and not getattr(self, f"{name}s"):
                 object.__setattr__(self, f"{name}s", tuple(range(self.values.shape[self.axes.index(name)])))
+
+    @classmethod
+    def of_stack(
+        cls,
+        stack: Stack,
+        values: Tensor,
+        provenance: Provenance,
+        *,
+        axes: tuple[str, ...] = ("layer", "hidden", "input"),
+        layers: tuple[int, ...] | None = None,
+        key_tokens: Tokens | None = None,
+        extra: Mapping[str, Tensor] | None = None,
+    ) -> Self:
+        """The result of one stack of a trace, labelled as the stack is. layers: those kept; None: all of them."""
+        if key_tokens is None and "key" in axes and stack.key_tokens is not stack.tokens:
+            key_tokens = stack.key_tokens
+        return cls(
+            values=values,
+            axes=axes,
+            tokens=stack.tokens,
+            provenance=provenance,
+            key_tokens=key_tokens,
+            layers=tuple(layer.index for layer in stack) if layers is None else layers,
+            heads=stack.layers[0].heads if "head" in axes else (),
+            extra=extra or {},
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
