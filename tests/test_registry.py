@@ -21,7 +21,7 @@ ABOUT = {"paper": "Nobody 2020", "cost": "trace", "summary": "gives a number"}
 def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A registry with nothing in it, for one test."""
     monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setattr(registry, "_built_in", True)
+    monkeypatch.setattr(registry, "_complete", True)
     return
 
 
@@ -51,7 +51,7 @@ class TestRegistering:
         monkeypatch.syspath_prepend(str(tmp_path))
         late = declare("late", "whence_late:Holder.f", question="mixing", **ABOUT)
         assert "whence_late" not in sys.modules
-        assert methods()[0].to_dict()["target"] == "whence_late:Holder.f"
+        assert methods()[0].to_dict()["location"] == "whence_late:Holder.f"
         assert "whence_late" not in sys.modules
         assert late() == "here"
         assert late.function is late.function
@@ -89,13 +89,13 @@ class TestRegistering:
         [
             ({"question": "why"}, "'why' is no question"),
             ({"cost": "cheap"}, "'cheap' is no cost"),
-            ({"target": "math.sqrt"}, "package.module:function"),
+            ({"location": "math.sqrt"}, "package.module:object"),
             ({"name": "Upper"}, "lower-case"),
             ({"name": ""}, "lower-case"),
         ],
     )
     def test_bad_declarations(self, change: dict[str, str], message: str) -> None:
-        good = {"name": "x", "target": "math:sqrt", "question": "mixing", **ABOUT}
+        good = {"name": "x", "location": "math:sqrt", "question": "mixing", **ABOUT}
         with pytest.raises(InputError, match=message):
             declare(**{**good, **change})
         assert methods() == ()
@@ -108,7 +108,7 @@ def twice(x: float) -> float:
 def test_every_declared_method_is_there() -> None:
     for declared in methods():
         assert isinstance(declared, Method)
-        assert callable(declared.function), declared.target
+        assert callable(declared.function), declared.location
         assert declared.summary
         assert declared.paper
 

@@ -216,14 +216,30 @@ def _declare_own() -> None:
            "decoders: which inputs pushed a logit, by layer and head", gives="contributions",
            needs=("wiring", "model", "head"), signed=True, contrast=True, options=("target", "foil", "position", "model"))
     scores("gradient", "gradients:gradient", "Gradient norm", "Simonyan et al. 2014",
-           "the length of the gradient at each word embedding", signed=False, options=CHOSEN[:1])
+           "the length of the gradient at each word embedding", signed=False, needs=("model", "head"), options=("output",))
     scores("input-x-gradient", "gradients:input_x_gradient", "Input × gradient", "Shrikumar et al. 2016",
-           "embedding times gradient, summed", aliases=("inputxgradient",), options=CHOSEN[:1])
+           "embedding times gradient, summed", aliases=("inputxgradient",), needs=("model", "head"), options=("output",))
+    scores("absolute-input-x-gradient", "gradients:absolute_input_x_gradient", "|Input × gradient|",
+           "Shrikumar et al. 2016", "embedding times gradient, summed, without its sign", signed=False,
+           needs=("model", "head"), options=("output",), shown=False)
     scores("integrated-gradients", "gradients:integrated_gradients", "Integrated gradients", "Sundararajan et al. 2017",
            "gradients along the way from a baseline to the text", aliases=("ig",),
            options=(*CHOSEN, "steps", "batch_size"))
+    scores("absolute-integrated-gradients", "gradients:absolute_integrated_gradients", "|Integrated gradients|",
+           "Sundararajan et al. 2017", "integrated gradients without their signs", signed=False, aliases=("absolute-ig",),
+           options=(*CHOSEN, "steps", "batch_size"), shown=False)
+    scores("last-attention", "last_attention:last_attention", "Last layer's attention", "Vaswani et al. 2017",
+           "the last layer's attention (mean over heads) at the rows that the head reads", signed=False, contrast=False,
+           cost="trace", needs=("model",), determined="weights")
+    scores("last-effective", "last_attention:last_effective", "Last layer's effective attention", BRUNNER,
+           "the last layer's effective attention at the rows that the head reads", contrast=False, cost="trace",
+           needs=("model",), determined="theorem", options=("constraint",))
+    scores("gradient-rollout", "gradient_rollout:gradient_rollout", "Gradient × attention rollout", "Chefer et al. 2021",
+           "attention weighed by its gradient, multiplied through the layers", signed=False, needs=("model", "head"),
+           determined="weights", options=("output",), shown=False)
     scores("occlusion", "perturbations:occlusion", "Occlusion", "Zeiler & Fergus 2014; leave-one-out",
            "what the prediction loses without each token", cost="passes", aliases=("leave-one-out",),
+           needs=("model", "head"),
            options=(*CHOSEN, "batch_size"))
     scores("lime", "perturbations:lime", "LIME", "Ribeiro et al. 2016",
            "a sparse linear model of the prediction around the text", cost="passes", shown=False,

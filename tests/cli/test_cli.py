@@ -256,7 +256,7 @@ def test_get_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 @pytest.fixture
 def two_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setattr(registry, "_built_in", True)
+    monkeypatch.setattr(registry, "_complete", True)
     about = {"paper": "Nobody 2020", "cost": "trace", "summary": "gives a number"}
     registry.declare("alti", "math:sqrt", question="mixing", needs=("wiring",), **about)
     registry.declare("null-space", "math:sqrt", question="attention", **about)

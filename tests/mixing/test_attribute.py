@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassificat
 
 import whence
 from whence.errors import InputError, MissingExtraError, WiringError
-from whence.mixing.attribute import CAPTUM, MIXING
+from whence.method_table import explaining
 from whence.reading.labels import Tokens
 from whence.reading.trace import Trace
 
@@ -36,7 +36,11 @@ def traced(model: torch.nn.Module, ids: torch.Tensor = IDS) -> Trace:
     return found if isinstance(found, Trace) else found[0]
 
 
-@pytest.mark.parametrize("method", [m for m in MIXING if m != "alti-logit"])
+BY_LAYER = [m.name for m in explaining() if m.gives in ("matrix", "contributions") and not m.contrast]
+CONTRAST = [m.name for m in explaining() if m.contrast and m.name != "alti-logit"]
+
+
+@pytest.mark.parametrize("method", BY_LAYER)
 def test_a_classifier_is_read_at_its_first_row(classifier: BertForSequenceClassification, method: str) -> None:
     trace = traced(classifier)
     scores = whence.attribute(classifier, trace, method)
@@ -152,8 +156,9 @@ def test_sampled_methods_have_a_seed_and_keep_special_tokens(
 def test_every_captum_method_on_an_encoder_decoder(zoo: Zoo) -> None:
     pytest.importorskip("captum")
     trace = zoo("bart")
-    for method in CAPTUM[:4]:
-        scores = whence.attribute(trace.model, trace, method, steps=4)
+    for method in ("gradient", "input-x-gradient", "integrated-gradients", "occlusion"):
+        options = {"steps": 4} if method == "integrated-gradients" else {}
+        scores = whence.attribute(trace.model, trace, method, **options)
         assert len(scores.values) == len(trace.of("encoder").tokens)
         assert bool(torch.isfinite(scores.values).all())
 
@@ -162,14 +167,15 @@ def test_without_the_extra(classifier: BertForSequenceClassification, monkeypatc
     monkeypatch.setitem(sys.modules, "captum", None)
     monkeypatch.setitem(sys.modules, "captum.attr", None)
     with pytest.raises(MissingExtraError, match=r"whence\[explain\]"):
-        whence.attribute(classifier, traced(classifier), "gradient")
+        whence.attribute(classifier, traced(classifier), "ig")
+    assert len(whence.attribute(classifier, traced(classifier), "gradient").values) == 6
 
 
 def test_what_cannot_be_asked(classifier: BertForSequenceClassification, minilm: whence.Model) -> None:
     pytest.importorskip("captum")
     trace = traced(classifier)
     for options, words in (
-        ({"method": "magic"}, "'magic' is not one of"),
+        ({"method": "magic"}, "No method is called 'magic'"),
         ({"method": "gradient", "target": 9}, "no class"),
         ({"method": "gradient", "target": "joy"}, "LABEL_0"),
         ({"method": "occlusion", "baseline": "noise"}, "'mask', 'pad' or 'zero'"),
@@ -182,3 +188,132 @@ def test_what_cannot_be_asked(classifier: BertForSequenceClassification, minilm:
         whence.attribute(minilm, "Rates rose.", "gradient")
     with pytest.raises(InputError, match="one text"):
         whence.attribute(minilm, ["Rates rose.", "Rates fell."])
+
+
+# -- targets and foils ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [m for m in BY_LAYER if m != "flow"] + ["last-attention", "last-effective"])
+def test_a_target_without_effect_is_refused(classifier: BertForSequenceClassification, method: str) -> None:
+    for given in ({"target": "banana"}, {"target": 1}, {"foil": 0}):
+        with pytest.raises(InputError, match="has no effect on method"):
+            whence.attribute(classifier, traced(classifier), method, **given)
+
+
+@pytest.mark.parametrize("method", CONTRAST)
+def test_unknown_targets_are_refused(classifier: BertForSequenceClassification, method: str) -> None:
+    pytest.importorskip("captum")
+    for given, words in (
+        ({"target": "banana"}, "no class of"),
+        ({"target": 3}, "no class of"),
+        ({"target": -1}, "no class of"),
+        ({"target": True}, "not a name or a number"),
+        ({"target": 1, "foil": "banana"}, "foil='banana' is no class"),
+        ({"target": 1, "foil": 1}, "the target itself"),
+        ({"target": 1, "position": 2}, "one prediction for the whole text"),
+    ):
+        with pytest.raises(InputError, match=words):
+            whence.attribute(classifier, traced(classifier), method, **given)
+
+
+def test_a_foil_is_the_difference_of_two_targets(classifier: BertForSequenceClassification) -> None:
+    """Linear methods: the scores of "1 rather than 2" are those of 1 less those of 2."""
+    pytest.importorskip("captum")
+    trace = traced(classifier)
+    for method in ("input-x-gradient", "integrated-gradients", "occlusion"):
+        one, two = (whence.attribute(classifier, trace, method, k).values for k in (1, 2))
+        both = whence.attribute(classifier, trace, method, "LABEL_1", foil="LABEL_2").values
+        assert torch.allclose(both, one - two, atol=1e-5)
+    one, both = (whence.attribute(classifier, trace, "gradient", 1, foil=k).values for k in (None, 2))
+    assert not torch.allclose(one, both)
+
+
+def test_alti_logit_of_a_contrast(zoo: Zoo) -> None:
+    trace = zoo("llama", torch.float64)
+    one, two = (whence.attribute(trace.model, trace, "alti-logit", k).values for k in (3, 5))
+    both = whence.attribute(trace.model, trace, "alti-logit", 3, foil=5)
+    assert torch.allclose(both.values, one - two, atol=1e-10)
+    assert (both.provenance.settings["target"], both.provenance.settings["foil"]) == (3, 5)
+    with pytest.raises(InputError, match="vocabulary has"):
+        whence.attribute(trace.model, trace, "alti-logit", 3, foil=10**6)
+
+
+@pytest.mark.parametrize("family", ["granite", "cohere", "opt"])
+def test_alti_logit_of_scaled_logits(zoo: Zoo, family: str) -> None:
+    """One factor on all logits (Granite, Cohere) and a body that hands nothing over (OPT) leave the head linear."""
+    trace = zoo(family)
+    assert trace.logits is not None
+    result = whence.contributions(trace, "alti-logit", target=7, position=3)
+    parts = result.values.sum() + sum(result.extra[k].sum() for k in ("feedforward", "embedding", "bias"))
+    assert abs(float(parts - trace.logits[3, 7])) < 1e-3 * float(trace.logits.abs().max())
+
+
+# -- the definitions, slowly ---------------------------------------------------------------------------------------
+
+
+def test_absolute_forms(classifier: BertForSequenceClassification) -> None:
+    pytest.importorskip("captum")
+    trace = traced(classifier)
+    for method in ("input-x-gradient", "integrated-gradients"):
+        signed, absolute = (whence.attribute(classifier, trace, name, 1) for name in (method, f"absolute-{method}"))
+        assert bool((signed.values < 0).any())
+        assert torch.equal(absolute.values, signed.values.abs())
+        assert (signed.signed, absolute.signed) == (True, False)
+
+
+def test_last_attention_at_the_row_that_is_read(classifier: BertForSequenceClassification) -> None:
+    trace = traced(classifier)
+    raw = whence.attribute(classifier, trace, "last-attention")
+    assert torch.allclose(raw.values, trace.attention[-1, :, 0].mean(0), atol=1e-6)
+    effective = whence.attribute(classifier, trace, "last-effective", constraint="output")
+    expected = whence.effective_attention(trace, constraint="output").values[-1, :, 0].mean(0)
+    assert torch.allclose(effective.values, expected, atol=1e-5)
+
+
+def test_gradient_rollout_from_its_definition() -> None:
+    """∂s/∂A by finite differences, one weight at a time, put into the model."""
+    torch.manual_seed(1)
+    config = BertConfig(
+        vocab_size=60, hidden_size=12, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, num_labels=2
+    )
+    model = BertForSequenceClassification(config).eval().double()
+    for parameter in model.parameters():
+        parameter.data.add_(0.3 * torch.randn_like(parameter))
+    ids = IDS[:, :4]
+    trace = traced(model, ids)
+    ours = whence.attribute(model, trace, "gradient-rollout", 1).values
+    rolled = torch.eye(4, dtype=torch.float64)
+    for layer in range(2):
+        mattered = torch.zeros(4, 4, dtype=torch.float64)
+        for head in range(2):
+            attention = trace.attention[layer, head]
+            for i in range(4):
+                for j in range(4):
+                    step = torch.zeros_like(attention)
+                    step[i, j] = 1e-5
+                    up, down = (_logit(model, ids, layer, head, attention + sign * step) for sign in (1, -1))
+                    mattered[i, j] += max(0.0, float((up - down) / 2e-5 * attention[i, j])) / 2
+        rolled = rolled + mattered @ rolled
+    assert torch.allclose(ours, (rolled - torch.eye(4, dtype=torch.float64))[0], atol=1e-7)
+
+
+def _logit(
+    model: BertForSequenceClassification, ids: torch.Tensor, layer: int, head: int, attention: torch.Tensor
+) -> torch.Tensor:
+    """Logit 1 with one head's attention replaced; written out from the weights, nothing of whence."""
+    body = model.bert
+    with torch.no_grad():
+        x = body.embeddings(input_ids=ids)[0]
+        for number, block in enumerate(body.encoder.layer):
+            own = block.attention.self
+            query, key, value = (
+                getattr(own, name)(x).view(4, 2, 6).transpose(0, 1) for name in ("query", "key", "value")
+            )
+            weights = torch.softmax(query @ key.mT / 6**0.5, dim=-1)
+            if number == layer:
+                weights[head] = attention
+            mixed = (weights @ value).transpose(0, 1).reshape(4, 12)
+            x = block.attention.output.LayerNorm(block.attention.output.dense(mixed) + x)
+            inner = torch.nn.functional.gelu(block.intermediate.dense(x))
+            x = block.output.LayerNorm(block.output.dense(inner) + x)
+        return model.classifier(body.pooler(x[None]))[0, 1]

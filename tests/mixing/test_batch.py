@@ -12,7 +12,7 @@ import torch
 import whence
 from whence.mixing import batch
 from whence.mixing.alti import closeness
-from whence.mixing.decomposition import Decomposition, decompose, sharing
+from whence.mixing.decomposition import Decomposition
 from whence.mixing.norms import part_norms
 from whence.reading.trace import Trace
 
@@ -77,15 +77,6 @@ def test_a_batch_larger_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("whence.mixing.alti._BLOCK", size)
         for a, b in zip(whole, whence.contributions(traces, "alti"), strict=True):
             assert torch.allclose(a, b.values, atol=1e-12, rtol=0)
-
-
-def test_memory_used_again_is_never_an_older_layers(zoo: Zoo) -> None:
-    first, second = (decompose(layer) for layer in zoo("bert", torch.float64))
-    expected = [closeness(first), closeness(second)]
-    with sharing():
-        for _ in range(2):
-            assert torch.equal(closeness(first), expected[0])
-            assert torch.equal(closeness(second), expected[1])
 
 
 def test_the_trace_keeps_what_the_second_norm_reads(zoo: Zoo) -> None:

@@ -14,7 +14,7 @@ from tests.mixing.mixing_oracle import head_expanded
 from whence.errors import InputError, WiringError
 from whence.mixing.contributions import Contributions
 from whence.mixing.decomposition import decompose
-from whence.mixing.flow import flow
+from whence.mixing.flow import maximum_flows
 from whence.mixing.rollout import rollout
 from whence.reading.rerun.substitution import ZeroValues
 from whence.reading.trace import Trace
@@ -80,7 +80,7 @@ def test_rollout_counts_the_residual_as_half(zoo: Zoo) -> None:
 def test_flow_equals_networkx(n: int, layers: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     capacities = torch.softmax(3 * torch.randn(layers, n, n, generator=generator, dtype=torch.float64), dim=-1)
-    ours = flow(capacities)
+    ours = maximum_flows(capacities)
     graph = networkx.DiGraph()
     for layer in range(layers):
         for i in range(n):
@@ -236,15 +236,3 @@ def test_a_trace_from_a_file_needs_its_model_only_where_it_is_run(zoo: Zoo, tmp_
     )
     with pytest.raises(InputError, match="give it with model="):
         whence.contributions(alone, "value-zeroing")
-
-
-def test_every_method_is_registered() -> None:
-    from whence.mixing.attribute import CAPTUM
-    from whence.mixing.methods import METHODS
-
-    known = {m.name: m for m in whence.methods("mixing")}
-    for name in (*METHODS, *CAPTUM, "hidden-token-attribution", "local-vs-global"):
-        assert known[name].paper
-        assert callable(known[name].function)
-    assert known["alti"].needs == ("wiring",)
-    assert "extra:explain" in known["lime"].needs

@@ -146,7 +146,7 @@ def test_selected_heads_are_not_the_whole_state(zoo: Zoo) -> None:
 
 def test_wrong_options_say_what_there_is(zoo: Zoo) -> None:
     trace = zoo("bert")
-    with pytest.raises(InputError, match="'alty' is not one of attention"):
+    with pytest.raises(InputError, match="No method is called 'alty'; did you mean 'alti'"):
         whence.contributions(trace, "alty")
     with pytest.raises(InputError, match="has no option 'distnace'; it takes distance"):
         whence.contributions(trace, "alti", distnace="l2")

@@ -47,7 +47,7 @@ def test_hidden_token_attribution(minilm_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((TEXT, "--method", "magic"), "is not one of attention"),
+        ((TEXT, "--method", "magic"), "No method is called"),
         ((TEXT, "--layer", "top"), "is not a layer"),
         ((TEXT, "--layer", "9"), "is not in this result"),
         ((TEXT, "--top", "0"), "shows nothing"),

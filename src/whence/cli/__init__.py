@@ -24,6 +24,7 @@ COMMANDS: tuple[str, ...] = (
     "methods",
     "get",
     "mix",
+    "attribute",
 )
 """Names of the modules, in the order of the help page."""
 

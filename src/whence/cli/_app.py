@@ -61,6 +61,25 @@ Model = Annotated[
     str, typer.Option("--model", "-m", metavar="MODEL", help="An embedded model, a local folder or a hub id.")
 ]
 
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of the method, as whence methods lists them."),
+]
+
+
+def options_of(given: Sequence[str] | None) -> dict[str, Any]:
+    """["steps=20", "baseline=zero"] → {"steps": 20, "baseline": "zero"}: values as JSON where they are, else as text."""
+    found: dict[str, Any] = {}
+    for each in given or ():
+        name, sign, value = each.partition("=")
+        if not sign or not name.strip():
+            raise InputError(f"--option {each!r} is not written NAME=VALUE.")
+        try:
+            found[name.strip().replace("-", "_")] = json.loads(value)
+        except ValueError:
+            found[name.strip().replace("-", "_")] = value
+    return found
+
 
 @contextmanager
 def working(what: str, quiet: bool) -> Iterator[None]:

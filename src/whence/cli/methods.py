@@ -6,37 +6,68 @@ from typing import Annotated
 
 import typer
 
-from whence import method_table as registry
+from whence import method_table
 from whence.cli._app import Debug, Json, messages, print_json, results
 
 
 def command(
+    name: Annotated[str | None, typer.Argument(metavar="[METHOD]", help="Everything about one method.")] = None,
     question: Annotated[
         str | None,
-        typer.Option(help=f"Only those that answer one question: {', '.join(registry.QUESTIONS)}."),
+        typer.Option(help=f"Only those that answer one question: {', '.join(method_table.QUESTIONS)}."),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
 ) -> None:
     """List the methods: the question each answers, its paper, what it costs and what it needs."""
-    found = registry.methods(question)
+    found = method_table.methods(question) if name is None else (method_table.method(name),)
     if as_json:
         print_json([method.to_dict() for method in found])
         return
+    from rich.padding import Padding
+
     if not found:
         messages.print("No method is registered for that.")
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    for key, words in registry.QUESTIONS.items():
+    if name is not None:
+        _about(found[0])
+        return
+    for key, words in method_table.QUESTIONS.items():
         answers = [method for method in found if method.question == key]
         if answers:
-            table = Table(title=words, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-            table.add_column("method", no_wrap=True)
-            table.add_column("what it gives", ratio=1)
-            for name in ("cost", "needs"):
-                table.add_column(name)
-            for m in answers:
-                table.add_row(m.name, f"{m.summary} [dim]({m.paper})[/dim]", m.cost, ", ".join(m.needs))
-            results.print(table)
+            results.print(f"\n[bold]{words}[/bold]")
+        for m in answers:
+            results.print(f"  {m.name}", style="cyan", highlight=False)
+            results.print(Padding(f"{m.summary} [dim]({m.paper}; {m.cost})[/dim]", (0, 0, 0, 6)), highlight=False)
+    results.print("\nMore of one: whence methods NAME.", highlight=False)
+
+
+def _about(m: method_table.Method) -> None:
+    from rich.table import Table
+
+    where = {
+        "matrix": "whence mix, whence attribute",
+        "contributions": "whence mix, whence attribute",
+        "scores": "whence attribute",
+        "measure": "its own function or command",
+    }
+    lines = {
+        "gives": m.summary,
+        "paper": m.paper,
+        "cost": f"{m.cost}: {method_table.COSTS[m.cost]}",
+        "needs": ", ".join(m.needs) or "a trace",
+        "options": ", ".join(m.options) or "none",
+        "signed": "yes: a negative number speaks against" if m.signed else "no",
+        "target, foil": "yes" if m.contrast else "no: its answer does not depend on what is predicted",
+        "determined": method_table.DETERMINED[m.determined],
+        "use": where[m.gives],
+        "code": m.location,
+    }
+    if m.gives == "measure":
+        lines = {key: value for key, value in lines.items() if key not in ("signed", "target, foil", "determined")}
+    results.print(f"[bold]{m.name}[/bold]: {m.title}", highlight=False)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    for key, value in lines.items():
+        table.add_row(key, value)
+    results.print(table, highlight=False)

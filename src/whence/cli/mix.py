@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Model, Quiet, print_json, results, working
+from whence.cli._app import Debug, Json, Model, Options, Quiet, options_of, print_json, results, working
 from whence.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def command(
     model: Model = "minilm",
     target: Annotated[str | None, typer.Option("--target", help="What an encoder–decoder's decoder reads.")] = None,
     attention: Annotated[str | None, typer.Option("--attention", help="encoder or decoder.")] = None,
-    mode: Annotated[str, typer.Option("--mode", help=f"{HTA}: auto, exact or probes.")] = "auto",
+    mode: Annotated[str | None, typer.Option("--mode", help=f"{HTA}: auto, exact or probes.")] = None,
+    option: Options = None,
     save: Annotated[Path | None, typer.Option("--save", help="Also write the result to this safetensors file.")] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long.")] = False,
     as_json: Json = False,
@@ -52,10 +53,12 @@ def command(
         source = sys.stdin.read() if text == "-" else text
         found = trace(load(model), source, None, target, truncate=truncate)
     with working(f"Following the tokens by {method}", quiet):
-        mixed = _mixed(found, method, attention, mode, per_layer)
+        given = {"attention": attention, "mode": mode}
+        chosen_options = {name: value for name, value in given.items() if value is not None} | options_of(option)
+        mixed = _mixed(found, method, chosen_options, per_layer)
     if save is not None:
         mixed.save(save)
-    if method == "alti-logit":
+    if not hasattr(mixed, "own_share"):  # a logit's parts are not shares
         if as_json:
             print_json(mixed.to_dict())
         else:
@@ -69,19 +72,17 @@ def command(
     show(chosen, top)
 
 
-def _mixed(found: Any, method: str, attention: str | None, mode: str, per_layer: bool) -> Any:
-    from whence.mixing.contributions import contributions
-    from whence.mixing.hidden_token_attribution import hidden_token_attribution
+def _mixed(found: Any, method: str, options: dict[str, Any], per_layer: bool) -> Any:
+    from whence import method_table
+    from whence.mixing.contributions import BY_LAYER, contributions
 
-    name = method.strip().lower()
-    if name in (HTA, "hta"):
-        if per_layer:
-            raise InputError(f"{HTA} is always from the embeddings: leave --per-layer out.")
-        return hidden_token_attribution(found, mode, attention=attention)
-    if name == "alti-logit":
-        return contributions(found, name)
-    made = contributions(found, name, attention=attention)
-    return made if per_layer else made.rollout()
+    entry = method_table.method(method, BY_LAYER)
+    mixed = contributions(found, entry.name, **options)
+    if entry.contrast:
+        return mixed
+    if per_layer and mixed.provenance.settings.get("origin") == "embeddings":
+        raise InputError(f"{entry.name} is always from the embeddings: leave --per-layer out.")
+    return mixed if per_layer else mixed.rollout()
 
 
 def _layers(wanted: str, have: tuple[int, ...]) -> list[int]:

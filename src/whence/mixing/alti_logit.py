@@ -20,8 +20,11 @@ from torch import Tensor
 from whence.errors import InputError, WiringError
 from whence.mixing.alti import alti
 from whence.mixing.decomposition import decompose, working
+from whence.mixing.prediction import choice
 from whence.mixing.rollout import rollout
 from whence.model.load import Model
+from whence.reading.capture.attach import accepted, evaluating, lock_of
+from whence.reading.rerun.run import on_device
 from whence.reading.trace import Layer, Trace
 from whence.reading.wiring.norms import Norm, recognise
 from whence.reading.wiring.op_graph import deviation
@@ -59,9 +62,17 @@ class LogitContributions(Result):
 
 
 def alti_logit(
-    trace: Trace, *, target: int | str | None = None, position: int = -1, model: Any = None
+    trace: Trace,
+    *,
+    target: int | str | None = None,
+    foil: int | str | None = None,
+    position: int = -1,
+    model: Any = None,
 ) -> LogitContributions:
-    """Which inputs pushed the logit of `target` (a token or its id; None: the model's own first choice) at `position`."""
+    """Which inputs pushed the logit of `target` (a token or its id; None: the model's own first choice) at `position`.
+
+    foil: the difference of the target's logit and this token's is shared out instead.
+    """
     if len(trace.stacks) > 1 or trace.of().name != "decoder":
         raise InputError(
             "alti-logit reads decoders: this trace is of " + ", ".join(trace.stacks) + ". Use method='alti'."
@@ -85,8 +96,12 @@ def alti_logit(
         raise InputError(f"position={position} is out of range: there are {n} tokens.")
     at = position % n
     chosen = trace.with_model(model)
-    word = _target(chosen, trace.logits[at], target)
-    direction, bias, final = _read_out(trace, chosen, word, at)
+    word = int(trace.logits[at].argmax()) if target is None else choice(chosen, trace.logits, target, "target")
+    other = None if foil is None else choice(chosen, trace.logits, foil, "foil")
+    if other == word:
+        raise InputError(f"foil={foil!r} is the target itself ({word}): there is nothing between them to explain.")
+    direction, bias, final = _read_out(trace, chosen, word, other, at)
+    logit = trace.logits[at, word] if other is None else trace.logits[at, word] - trace.logits[at, other]
     dtype = working(stack.layers[0].attention)
     decompositions = [decompose(layer) for layer in stack]
     origin = rollout(torch.stack([alti(part)[0] for part in decompositions]))
@@ -99,7 +114,7 @@ def alti_logit(
         "feedforward": added - direct.sum((1, 2)) - constants,
         "embedding": (states[0] @ direction.to(dtype))[None],
         "bias": (bias.to(dtype) + constants.sum())[None],
-        "logit": trace.logits[at, word].to(dtype)[None],
+        "logit": logit.to(dtype)[None],
         "direct": direct,
     }
     whole = values.sum() + extra["feedforward"].sum() + extra["embedding"][0] + extra["bias"][0]
@@ -108,7 +123,7 @@ def alti_logit(
         raise WiringError(
             f"the parts add up to the logit only to {error:.1e} relative: the head is not linear in the last state."
         )
-    provenance = trace.provenance.by("alti-logit", target=word, position=at, origin="embeddings")
+    provenance = trace.provenance.by("alti-logit", target=word, foil=other, position=at, origin="embeddings")
     return LogitContributions.of_stack(stack, values, provenance, axes=("layer", "head", "input"), extra=extra)
 
 
@@ -135,43 +150,38 @@ def _constant(layer: Layer, at: int) -> Tensor:
     return constant if layer.branch_scale is None else constant * layer.branch_scale
 
 
-def _target(model: Model, logits: Tensor, target: int | str | None) -> int:
-    if target is None:
-        return int(logits.argmax())
-    if isinstance(target, str):
-        if model.tokenizer is None:
-            raise InputError(f"target={target!r} needs a tokenizer to be looked up: give the token's id.")
-        ids = model.tokenizer(target, add_special_tokens=False)["input_ids"]
-        if len(ids) != 1:
-            pieces = model.tokenizer.convert_ids_to_tokens(ids)
-            raise InputError(
-                f"target={target!r} is {len(ids)} tokens ({', '.join(map(str, pieces))}): give one, or its id."
-            )
-        target = ids[0]
-    if not 0 <= int(target) < logits.shape[-1]:
-        raise InputError(f"target={target} is not a token id: the vocabulary has {logits.shape[-1]}.")
-    return int(target)
+def _read_out(trace: Trace, model: Model, word: int, other: int | None, at: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(d,) direction u ⊙ L/σ, the constant part of the logit, and the last state (d,): all proved on this text.
 
-
-def _read_out(trace: Trace, model: Model, word: int, at: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(d,) direction u ⊙ L/σ, the constant part of the logit, and the last state (d,): all proved on this text."""
+    u is the target's row of the head, less the foil's, times the one factor that some heads put on all logits.
+    """
     stack = trace.of()
     assert trace.logits is not None
-    last, final = stack.layers[-1].block_output, trace.final_states
+    last = stack.layers[-1].block_output
     head = getattr(model.model, "get_output_embeddings", lambda: None)()
-    if final is None or head is None or not isinstance(getattr(head, "weight", None), Tensor):
+    final = None if head is None else _head_input(model, trace, head)
+    if final is None or final.shape[0] != len(stack.tokens) or not isinstance(getattr(head, "weight", None), Tensor):
         raise WiringError(
             f"{model.name}: the map from its last state to its logits is not shown, so logits cannot be shared out."
         )
-    weight = head.weight.detach()[word].to(last)
-    bias = getattr(head, "bias", None)
-    constant = weight.new_zeros(()) if bias is None else bias.detach()[word].to(last)
-    theirs = trace.logits[:, word].to(last)
-    error = float((final @ weight + constant - theirs).abs().max() / trace.logits.abs().max())
-    if error > (1e-4 if last.dtype in (torch.float32, torch.float64) else 6e-2):
+    dtype = working(last)
+    last, final, logits = last.to(dtype), final.to(dtype), trace.logits.to(dtype)
+    head_bias = getattr(head, "bias", None)
+    whole = final @ head.weight.detach().to(final).T  # (token, vocabulary)
+    whole = whole if head_bias is None else whole + head_bias.detach().to(whole)
+    factor = float((whole * logits).sum() / whole.square().sum())
+    error = float((factor * whole - logits).abs().max() / logits.abs().max())
+    if error > (1e-4 if trace.logits.dtype in (torch.float32, torch.float64) else 6e-2):
         raise WiringError(
             f"{model.name}: its logits are not a linear map of its last state (they differ by {error:.1e})."
         )
+
+    def row(parameter: Tensor) -> Tensor:
+        chosen = parameter.detach()[word].to(final)
+        return factor * (chosen if other is None else chosen - parameter.detach()[other].to(final))
+
+    weight = row(head.weight)
+    constant = weight.new_zeros(()) if head_bias is None else row(head_bias)
     if deviation(final, last) <= 1e-6:
         return weight, constant, last[at]
     norm = _final_norm(model, last, final)
@@ -179,6 +189,20 @@ def _read_out(trace: Trace, model: Model, word: int, at: int) -> tuple[Tensor, T
     scaled = scaled - scaled.mean() if norm.centred else scaled
     constant = constant if norm.bias is None else constant + norm.bias.to(weight) @ weight
     return scaled / norm.scale(last[at]), constant, last[at]
+
+
+def _head_input(model: Model, trace: Trace, head: torch.nn.Module) -> Tensor | None:
+    """(token, d): what the head reads on this text. The trace's final states are it, where its body hands them over."""
+    if trace.final_states is not None:
+        return trace.final_states
+    given: list[Tensor] = []
+    hook = head.register_forward_pre_hook(lambda _module, args: given.append(args[0].detach()))
+    try:
+        with lock_of(model.model), evaluating(model.model), torch.no_grad():
+            model.model(**accepted(model.model, on_device(model, trace.inputs)))
+    finally:
+        hook.remove()
+    return given[-1][0] if given and given[-1].dim() == 3 else None
 
 
 def _final_norm(model: Model, given: Tensor, returned: Tensor) -> Norm:

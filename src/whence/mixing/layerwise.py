@@ -21,7 +21,7 @@ from whence.mixing.decomposition import Decomposition, apart, decompose, working
 from whence.mixing.encoder_decoder import together
 from whence.mixing.mixture import check_rows
 from whence.reading.inputs import Prepared
-from whence.reading.run import prove_model
+from whence.reading.rerun.run import prove_model
 from whence.reading.trace import Layer, Stack, Trace
 from whence.reading.wiring.block_tail import feedforward_of
 

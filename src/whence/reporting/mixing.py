@@ -8,39 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence import method_table
 from whence.errors import WhenceError
 from whence.mixing.contributions import EMBEDDINGS, Contributions
 from whence.mixing.mixture import Mixture
 from whence.reading.trace import Trace
 from whence.reporting.attention import plain, tokens_data
 from whence.reporting.quantise import pack, quantise
-
-TITLES = {
-    "alti": "ALTI",
-    "attention": "Attention, no residual",
-    "decompx": "DecompX",
-    "effective": "Effective attention, no residual",
-    "effective-rollout": "Effective attention rollout",
-    "flow": "Attention flow",
-    "globenc": "GlobEnc",
-    "hidden-token-attribution": "Hidden token attribution",
-    "norms": "Norms",
-    "rollout": "Attention rollout",
-    "value-zeroing": "Value zeroing",
-}
-PAPERS = {
-    "alti": "Ferrando et al. 2022",
-    "attention": "",
-    "decompx": "Modarressi et al. 2023",
-    "effective": "Brunner et al. 2020",
-    "effective-rollout": "Abnar & Zuidema 2020, with Brunner et al. 2020",
-    "flow": "Abnar & Zuidema 2020",
-    "globenc": "Modarressi et al. 2022",
-    "hidden-token-attribution": "Brunner et al. 2020",
-    "norms": "Kobayashi et al. 2021",
-    "rollout": "Abnar & Zuidema 2020",
-    "value-zeroing": "Mohebbi et al. 2023",
-}
 
 
 def mixture_data(found: Mixture) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -50,14 +24,15 @@ def mixture_data(found: Mixture) -> tuple[dict[str, Any], dict[str, bytes]]:
     from the embeddings to that layer's output.
     """
     name = found.provenance.method
+    entry_of = method_table.method(name)
     rolled = found.rollout() if isinstance(found, Contributions) else found
     from_layer = isinstance(found, Contributions) and found.origin != EMBEDDINGS and found.source_length == 0
     values = found.values if from_layer else rolled.values
     own = rolled.own_share()
     entry = {
         "name": name,
-        "title": TITLES.get(name, name),
-        "paper": PAPERS.get(name, ""),
+        "title": entry_of.title,
+        "paper": entry_of.paper,
         "origin": "layer" if from_layer else EMBEDDINGS,
         "layers": list(found.layers),
         "tokens": tokens_data(found.tokens),
@@ -90,12 +65,17 @@ def mixtures(trace: Trace, methods: Iterable[str | Mixture]) -> tuple[list[dict[
             found = contributions(trace, method) if isinstance(method, str) else method
             entry, some = mixture_data(found)
         except WhenceError as problem:
-            name = str(method)
-            entries.append({"name": name, "title": TITLES.get(name, name), "reason": str(problem)})
+            name = method if isinstance(method, str) else method.provenance.method
+            entries.append({"name": name, "title": title_of(name), "reason": str(problem)})
             continue
         entries.append(entry)
         blocks |= some
     return entries, blocks
+
+
+def title_of(name: str) -> str:
+    """A method's title; the name itself where there is no such method."""
+    return {m.name: m.title for m in method_table.methods()}.get(name, name)
 
 
 def naive_identifiability(trace: Trace) -> dict[str, Any] | None:

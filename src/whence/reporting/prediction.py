@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from whence import method_table
 from whence.errors import InputError, WhenceError
 from whence.model.load import Model
 from whence.reading.trace import Trace
 from whence.reporting.attention import plain, tokens_data
-from whence.reporting.mixing import PAPERS, TITLES
+from whence.reporting.mixing import title_of
 from whence.reporting.outputs import describe_output
-
-MORE = {
-    "alti-logit": ("ALTI-Logit", "Ferrando et al. 2023"),
-    "gradient": ("Gradient norm", "Simonyan et al. 2014"),
-    "input-x-gradient": ("Input × gradient", "Shrikumar et al. 2017"),
-    "integrated-gradients": ("Integrated gradients", "Sundararajan et al. 2017"),
-    "occlusion": ("Occlusion", "Zeiler & Fergus 2014"),
-}
 
 
 def default_attributions(trace: Trace) -> tuple[str, ...]:
@@ -36,13 +29,12 @@ def prediction_data(trace: Trace, methods: Iterable[str] | None = None) -> dict[
     ids = trace.inputs.get("decoder_input_ids", trace.inputs.get("input_ids"))
     entries: list[dict[str, Any]] = []
     for name in default_attributions(trace) if methods is None else methods:
-        title = MORE.get(name, (TITLES.get(name, name), ""))[0]
         try:
             if trace.model is None:
                 raise InputError("the trace came without its model")
             entries.append(attribution_of(trace.model, trace, name))
         except WhenceError as problem:
-            entries.append({"name": name, "title": title, "reason": str(problem)})
+            entries.append({"name": name, "title": title_of(name), "reason": str(problem)})
     return {
         "output": describe_output(trace.logits, None, trace.model, ids),
         "attributions": entries,
@@ -54,14 +46,12 @@ def attribution_of(model: Model, trace: Trace, method: str) -> dict[str, Any]:
     from whence.mixing.attribute import attribute
 
     found = attribute(model, trace, method)
-    name = found.provenance.method if found.provenance.method in MORE or found.provenance.method in TITLES else method
-    values = [plain(float(v)) for v in found.values.tolist()]
-    title, paper = MORE.get(name, (TITLES.get(name, name), PAPERS.get(name, "")))
+    entry = method_table.method(found.provenance.method)
     return {
-        "name": name,
-        "title": title,
-        "paper": paper,
+        "name": entry.name,
+        "title": entry.title,
+        "paper": entry.paper,
         "tokens": tokens_data(found.key_tokens or found.tokens),
-        "values": values,
-        "signed": any(v is not None and v < 0 for v in values),
+        "values": [plain(float(v)) for v in found.values.tolist()],
+        "signed": entry.signed,
     }

@@ -133,8 +133,8 @@ def create_app(
         """The models that can be asked, the methods that can be computed, and the limits."""
         return schemas.ModelsAnswer(
             models=[schemas.ModelAnswer(name=name, loaded=shelf.is_loaded(name)) for name in shelf.names],
-            methods=[schemas.MethodAnswer(name=name, title=title) for name, title in work.METHODS.items()],
-            attributions=[schemas.MethodAnswer(name=name, title=title) for name, title in work.ATTRIBUTIONS.items()],
+            methods=[schemas.MethodAnswer(name=m.name, title=m.title) for m in work.by_layer()],
+            attributions=[schemas.MethodAnswer(name=m.name, title=m.title) for m in work.explaining()],
             limits=schemas.LimitsAnswer(
                 text=bounds.text, tokens=bounds.tokens, jobs=bounds.jobs, seconds=bounds.seconds
             ),

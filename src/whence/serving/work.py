@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from whence import method_table
 from whence.errors import InputError
-from whence.reporting.mixing import TITLES
-from whence.reporting.prediction import MORE
 from whence.serving.limits import Limits
 from whence.serving.shelf import Entry, Shelf, Traces
 
@@ -15,12 +14,6 @@ if TYPE_CHECKING:
     from whence.serving.schemas import CertifyRequest, MethodRequest, RowRequest, StackRequest, TraceRequest
 
 Step = Callable[[str, float], None]
-
-METHODS = {name: title for name, title in TITLES.items() if name != "flow"}
-"""Mixing methods that can be computed on demand; attention flow takes n² maximum flows, too long for a caller to wait."""
-
-ATTRIBUTIONS = {**METHODS, **{name: title for name, (title, _) in MORE.items()}}
-"""Methods that can be asked what a prediction came from."""
 
 BUDGET = 1.0
 
@@ -116,24 +109,18 @@ def witness(shelf: Shelf, entry: Entry, request: RowRequest, step: Step) -> dict
 def contributions(shelf: Shelf, entry: Entry, request: MethodRequest, step: Step) -> dict[str, Any]:
     """A mixing method's manifest entry; its blocks join the trace's."""
     from whence.mixing.contributions import contributions as measure
-    from whence.mixing.hidden_token_attribution import hidden_token_attribution
     from whence.reporting.mixing import mixture_data
 
-    if request.method not in METHODS:
-        raise InputError(f"method={request.method!r} is not one of {', '.join(METHODS)}.")
-    title = METHODS[request.method]
-    step(title, 0.0)
+    method = offered(request.method, by_layer())
+    step(method.title, 0.0)
 
     def steps(done: int, of: int) -> None:
-        step(title, 0.1 + 0.9 * done / of)
+        step(method.title, 0.1 + 0.9 * done / of)
 
     with shelf.borrowed(entry.model):
-        step(title, 0.1)
-        if request.method == "hidden-token-attribution":
-            made, blocks = mixture_data(hidden_token_attribution(entry.trace, progress=steps))
-        else:
-            options = {"progress": steps} if request.method == "value-zeroing" else {}
-            made, blocks = mixture_data(measure(entry.trace, request.method, **options))
+        step(method.title, 0.1)
+        options = {"progress": steps} if "progress" in method.options else {}
+        made, blocks = mixture_data(measure(entry.trace, method.name, **options))
     entry.blocks.update(blocks)
     return made
 
@@ -142,9 +129,26 @@ def attribution(shelf: Shelf, entry: Entry, request: MethodRequest, step: Step) 
     """One line of the prediction view."""
     from whence.reporting.prediction import attribution_of
 
-    if request.method not in ATTRIBUTIONS:
-        raise InputError(f"method={request.method!r} is not one of {', '.join(ATTRIBUTIONS)}.")
-    step(ATTRIBUTIONS[request.method], 0.1)
+    method = offered(request.method, explaining())
+    step(method.title, 0.1)
     with shelf.borrowed(entry.model) as model:
-        step(ATTRIBUTIONS[request.method], 0.2)
-        return attribution_of(model, entry.trace, request.method)
+        step(method.title, 0.2)
+        return attribution_of(model, entry.trace, method.name)
+
+
+def by_layer() -> tuple[method_table.Method, ...]:
+    """The methods that can be computed on demand, layer by layer: those that the page shows."""
+    return tuple(m for m in explaining() if m.gives in ("matrix", "contributions") and not m.contrast)
+
+
+def explaining() -> tuple[method_table.Method, ...]:
+    """Methods that can be asked what a prediction came from: those that the page shows."""
+    return tuple(m for m in method_table.explaining() if m.shown)
+
+
+def offered(name: str, methods: tuple[method_table.Method, ...]) -> method_table.Method:
+    """The method of that name among those offered."""
+    for method in methods:
+        if method.name == name:
+            return method
+    raise InputError(f"method={name!r} is not one of {', '.join(m.name for m in methods)}.")

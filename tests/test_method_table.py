@@ -1,0 +1,117 @@
+"""What the table says of a method is true of its object, and methods from outside work everywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import whence
+from whence import method_table
+from whence.cli import main
+from whence.errors import InputError
+from whence.method_table import Method, explaining, method, methods, options_of, register
+
+ABOUT = {"paper": "Nobody 2026", "cost": "trace", "summary": "the first head", "determined": "weights"}
+TEXT = "The bank raised its rates."
+
+
+@pytest.mark.parametrize("name", [m.name for m in explaining()])
+def test_the_options_are_those_of_the_object(name: str) -> None:
+    entry = method(name)
+    assert entry.options == options_of(entry.function, entry.gives)
+
+
+def test_every_entry_says_who_and_what() -> None:
+    for entry in methods():
+        assert entry.paper
+        assert entry.summary
+        assert entry.title
+        assert callable(entry.function), entry.location
+        assert bool(entry.determined) == (entry.gives != "measure") or entry.name == "local-vs-global"
+
+
+@pytest.fixture
+def extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The table with room for methods that go again after the test."""
+    methods()
+    monkeypatch.setattr(method_table, "_registered", dict(method_table._registered))
+    return
+
+
+@pytest.mark.usefixtures("extra")
+class TestFromOutside:
+    def test_a_function_of_a_layer(self, minilm_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        @register("first-head", gives="matrix", shown=True, **ABOUT)
+        def first_head(layer: Any, head: int = 0) -> torch.Tensor:
+            return layer.attention[head]
+
+        assert method("first-head").options == ("attention", "head")
+        trace = whence.trace(whence.load(), TEXT)
+        found = whence.contributions(trace, "first-head", head=2)
+        assert torch.equal(found.values, trace.attention[:, 2])
+        assert found.provenance.settings["head"] == 2
+        two = whence.contributions([trace, trace], "first-head")
+        assert torch.equal(two[1].values, trace.attention[:, 0])
+        scores = whence.attribute(whence.load(), trace, "first-head")
+        rolled = whence.contributions(trace, "first-head").rollout().values[-1]
+        assert torch.allclose(scores.values, rolled.mean(0), atol=1e-6)
+        assert main(["mix", TEXT, "--method", "first-head", "-o", "head=2", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["provenance"]["method"] == "first-head"
+        assert main(["methods", "first-head"]) == 0
+        assert "Nobody 2026" in capsys.readouterr().out
+        from whence.reporting.mixing import mixtures
+        from whence.serving.work import by_layer, explaining
+
+        assert "first-head" in {m.name for m in by_layer()} & {m.name for m in explaining()}
+        (entry,), blocks = mixtures(trace, ["first-head"])
+        assert (entry["title"], entry["paper"], len(blocks)) == ("First head", "Nobody 2026", 6)
+
+    def test_a_function_of_a_prediction(self, minilm_path: Path) -> None:
+        @register("ones", gives="scores", **{**ABOUT, "determined": "map"})
+        def ones(prediction: Any) -> torch.Tensor:
+            return torch.ones(len(prediction.trace.tokens))
+
+        assert whence.attribute(whence.load(), TEXT, "ones").values.tolist() == [1.0] * 8
+        with pytest.raises(InputError, match="has no effect"):
+            whence.attribute(whence.load(), TEXT, "ones", target=1)
+        with pytest.raises(InputError, match=r"ask whence\.attribute"):
+            whence.contributions(whence.trace(whence.load(), TEXT), "ones")
+
+    def test_a_wrong_shape_is_refused(self, minilm_path: Path) -> None:
+        @register("whole", gives="matrix", **ABOUT)
+        def whole(layer: Any) -> torch.Tensor:
+            return layer.attention
+
+        with pytest.raises(InputError, match=r"gave \(12, 8, 8\) for layer 0"):
+            whence.contributions(whence.trace(whence.load(), TEXT), "whole")
+
+    def test_an_entry_point(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        entry = Method("theirs", "mixing", location="math:sqrt", gives="scores", **ABOUT)
+
+        class Point:
+            name, dist = "theirs", None
+
+            def __init__(self, thing: object) -> None:
+                self.thing = thing
+
+            def load(self) -> object:
+                return self.thing
+
+        monkeypatch.setattr(method_table, "entry_points", lambda group: [Point(entry)])
+        monkeypatch.setattr(method_table, "_complete", False)
+        assert method("theirs") is entry
+        monkeypatch.setattr(method_table, "entry_points", lambda group: [Point(3)])
+        monkeypatch.setattr(method_table, "_complete", False)
+        with pytest.raises(InputError, match="is a int, not a"):
+            method("theirs")
+
+    def test_what_an_explanation_must_say(self) -> None:
+        with pytest.raises(InputError, match="say whether it is determined"):
+            register("mine", gives="matrix", **{**ABOUT, "determined": ""})(lambda layer: layer)
+        with pytest.raises(InputError, match="'sometimes' is no kind of determinedness"):
+            register("mine", gives="matrix", **{**ABOUT, "determined": "sometimes"})(lambda layer: layer)
