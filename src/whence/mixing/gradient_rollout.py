@@ -32,7 +32,7 @@ def gradient_rollout(prediction: Prediction, *, output: str = "logit") -> TokenS
     with (
         lock_of(model.model),
         evaluating(model.model),
-        attached(model.model, proof.way, recorder, 1),
+        attached(model.model, proof.capture, recorder, 1),
         torch.enable_grad(),
     ):
         score = prediction.score(model.model(**inputs).logits, output)
