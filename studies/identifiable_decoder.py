@@ -1,0 +1,148 @@
+"""Study: is a language model with unique attention as good as the standard one, and is the gain the tie's?
+
+Writes docs/studies/identifiable-decoder.md.
+
+    python studies/identifiable_decoder.py           run what is missing, then write the page
+    python studies/identifiable_decoder.py --next    run the next missing job and stop (exit code 3: none is missing)
+    python studies/identifiable_decoder.py --write   write the page from what has been run
+
+Every finished run is a JSON file under $WHENCE_WORK (default ~/.cache/whence/studies), its model beside it; a run that
+was killed goes on from its last checkpoint. One thread; every variant has the same budget, text and order of blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import _corpora as corpora
+import torch
+
+from whence.identifiable import IdentifiableDecoderConfig, IdentifiableForCausalLM
+from whence.identifiable.training.documents import Documents
+from whence.identifiable.training.language_model import LanguageModelSettings, train_language_model
+from whence.identifiable.training.variants import decoder_overrides
+
+WORK = corpora.WORK / "identifiable_decoder"
+PAGE = corpora.ROOT / "docs" / "studies" / "identifiable-decoder.md"
+VARIANTS = ("rope", "rope-rotary-values", "rope-tied", "alibi", "alibi-tied", "uniform")
+SEEDS = (0, 1, 2)
+VALIDATION_REVIEWS = 300
+MODEL = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
+TEXT: dict[str, Any] = {"epochs": 1, "batch_size": 16, "learning_rate": 2e-3, "context": 128, "vocab_size": 2048}
+RECALL: dict[str, Any] = {"pairs": 6, "symbols": 24, "steps": 900, "batch": 32, "learning_rate": 2e-3, "test": 512}
+RECALL_MODEL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+
+
+def jobs() -> Iterator[dict[str, Any]]:
+    """Seeds outermost, so that a study that is stopped early has the same seeds for every variant."""
+    for seed in SEEDS:
+        for task in ("text", "recall"):
+            for variant in VARIANTS:
+                yield {"task": task, "variant": variant, "seed": seed}
+
+
+def name_of(job: dict[str, Any]) -> str:
+    return f"{job['task']}-{job['variant']}-{job['seed']}"
+
+
+def finished(job: dict[str, Any]) -> dict[str, Any] | None:
+    file = WORK / f"{name_of(job)}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    begun = time.process_time()
+    done = run_text(job) if job["task"] == "text" else run_recall(job)
+    done["cpu_seconds"] = time.process_time() - begun
+    (WORK / f"{name_of(job)}.json").write_text(json.dumps(done), encoding="utf-8")
+    return done
+
+
+# -- text ------------------------------------------------------------------------------------------------------------
+
+
+def reviews() -> Documents:
+    """IMDB reviews: 4,000 to train on, the first of the other 1,000 to measure on; line breaks written as such."""
+
+    def read(part: str) -> list[str]:
+        with (corpora.DATA / "imdb-subset" / f"{part}.csv").open(encoding="utf-8", newline="") as file:
+            return [row["review"].replace("<br />", "\n") for row in csv.DictReader(file)]
+
+    return Documents(tuple(read("train")), tuple(read("test")[:VALIDATION_REVIEWS]), "IMDB reviews")
+
+
+def run_text(job: dict[str, Any]) -> dict[str, Any]:
+    settings = LanguageModelSettings(variant=job["variant"], seed=job["seed"], model=MODEL, **TEXT)
+    return train_language_model(reviews(), out=WORK / name_of(job), settings=settings).metrics
+
+
+# -- associative recall ----------------------------------------------------------------------------------------------
+
+
+def recall_batch(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """k₁ v₁ … k_p v_p, then the same keys in another order, each followed by its value: only values asked for count.
+
+    Keys and values come from two sets of symbols, drawn anew for every line, so that nothing can be learned by heart.
+    """
+    pairs, symbols = RECALL["pairs"], RECALL["symbols"]
+    keys = torch.rand(count, symbols, generator=generator).argsort(-1)[:, :pairs]
+    values = torch.randint(symbols, (count, pairs), generator=generator) + symbols
+    order = torch.rand(count, pairs, generator=generator).argsort(-1)
+    asked = torch.stack((keys.gather(1, order), values.gather(1, order)), dim=-1).flatten(1)
+    ids = torch.cat((torch.stack((keys, values), dim=-1).flatten(1), asked), dim=1)
+    labels = ids.clone()
+    labels[:, : 2 * pairs] = -100
+    labels[:, 2 * pairs :: 2] = -100  # which key is asked for cannot be known
+    return ids, labels
+
+
+def run_recall(job: dict[str, Any]) -> dict[str, Any]:
+    torch.manual_seed(job["seed"])
+    fields = RECALL_MODEL | {"vocab_size": 2 * RECALL["symbols"]}
+    model = IdentifiableForCausalLM(IdentifiableDecoderConfig(**decoder_overrides(job["variant"], **fields)))
+    generator = torch.Generator().manual_seed(1000 + job["seed"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RECALL["learning_rate"], weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, RECALL["learning_rate"], total_steps=RECALL["steps"], pct_start=0.1
+    )
+    for _ in range(RECALL["steps"]):
+        ids, labels = recall_batch(RECALL["batch"], generator)
+        model(ids, labels=labels, use_cache=False).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    ids, labels = recall_batch(RECALL["test"], torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        guess = model.eval()(ids).logits[:, :-1].argmax(-1)
+    asked = labels[:, 1:] != -100
+    model.save_pretrained(WORK / name_of(job))
+    return {"accuracy": float((guess == labels[:, 1:])[asked].double().mean()), "parameters": model.num_parameters()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--next", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    WORK.mkdir(parents=True, exist_ok=True)
+    for job in () if given.write else jobs():
+        if finished(job) is not None:
+            continue
+        print(name_of(job), {k: v for k, v in run(job).items() if k != "settings"}, flush=True)
+        if given.next:
+            return 0
+    if given.next:
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
