@@ -30,6 +30,8 @@ _PUBLIC = {
     "IdentifiableConfig": "whence.identifiable",
     "IdentifiableModel": "whence.identifiable",
     "IdentifiableForSequenceClassification": "whence.identifiable",
+    "IdentifiableDecoderConfig": "whence.identifiable",
+    "IdentifiableForCausalLM": "whence.identifiable",
     "token_identifiability": "whence.tokens.token_identifiability",
     "read_texts": "whence.reading.texts",
     "train": "whence.identifiable.training.fit",
@@ -51,7 +53,13 @@ if TYPE_CHECKING:
     from whence.attention.joint import layer_statement
     from whence.attention.witness import witness
     from whence.core.attention.certificate import certify_row
-    from whence.identifiable import IdentifiableConfig, IdentifiableForSequenceClassification, IdentifiableModel
+    from whence.identifiable import (
+        IdentifiableConfig,
+        IdentifiableDecoderConfig,
+        IdentifiableForCausalLM,
+        IdentifiableForSequenceClassification,
+        IdentifiableModel,
+    )
     from whence.identifiable.conversion.convert import tie_keys
     from whence.identifiable.training.fit import train
     from whence.method_table import methods

@@ -85,7 +85,9 @@ class IdentifiableDecoderConfig(PreTrainedConfig):  # type: ignore[misc, unused-
             )
         problem = uncovered(self)
         if self.keys != "free" and problem:
-            raise InputError(f"keys={self.keys!r} promises that attention is unique, and here it would not be: {problem}")
+            raise InputError(
+                f"keys={self.keys!r} promises that attention is unique, and here it would not be: {problem}"
+            )
 
     def _check_names(self) -> None:
         for name, allowed in (

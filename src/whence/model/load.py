@@ -175,7 +175,7 @@ def _head_class(task: str | None, config: Any) -> Any:
         if task not in TASKS:
             raise InputError(f"no task is called {task!r}; there are: {', '.join(TASKS)}.")
         return getattr(transformers, TASKS[task])
-    own = whence_models() if getattr(config, "model_type", None) == "identifiable" else None
+    own = whence_models() if str(getattr(config, "model_type", None)).startswith("identifiable") else None
     for architecture in getattr(config, "architectures", None) or ():
         found = getattr(transformers, architecture, None) or getattr(own, architecture, None)
         if found is not None:
@@ -196,7 +196,7 @@ def _is_ours(folder: Path) -> bool:
         saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False  # what is wrong with it is said when it is loaded
-    return isinstance(saved, dict) and saved.get("model_type") == "identifiable"
+    return isinstance(saved, dict) and str(saved.get("model_type")).startswith("identifiable")
 
 
 def _load_from(name: str, task: str | None, dtype: Any, allow_pickle: bool, trust_remote_code: bool) -> Model:

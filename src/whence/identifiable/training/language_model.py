@@ -138,7 +138,9 @@ def nats(model: torch.nn.Module, blocks: Packed, batch_size: int = 32) -> float:
     for start in range(0, len(blocks), batch_size):
         ids, labels = (t[start : start + batch_size].to(device) for t in (blocks.ids, blocks.labels))
         logits = model(ids[:, :-1], use_cache=False).logits.double()
-        total += float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum"))
+        total += float(
+            torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
+        )
     return total
 
 

@@ -40,5 +40,7 @@ ALiBi and none with and without the tie; the uniform control."""
 def decoder_overrides(variant: str, **given: Any) -> dict[str, Any]:
     """The configuration fields of a decoder's variant; what is given and not None takes precedence."""
     if variant not in DECODER_VARIANTS:
-        raise InputError(f"no variant of a language model is called {variant!r}; there are: {', '.join(DECODER_VARIANTS)}.")
+        raise InputError(
+            f"no variant of a language model is called {variant!r}; there are: {', '.join(DECODER_VARIANTS)}."
+        )
     return DECODER_VARIANTS[variant] | {name: value for name, value in given.items() if value is not None}
