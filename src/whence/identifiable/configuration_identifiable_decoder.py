@@ -101,7 +101,8 @@ class IdentifiableDecoderConfig(PreTrainedConfig):  # type: ignore[misc, unused-
 
     def _check_sizes(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-                     "max_position_embeddings", "relative_distance", "key_size", "value_size", "num_key_value_heads"):  # fmt: skip
+                     "max_position_embeddings", "relative_distance", "key_size", "value_size",
+                     "num_key_value_heads"):  # fmt: skip
             given = getattr(self, name)
             if given is not None and given < 1:
                 raise InputError(f"{name}={given} must be at least 1.")

@@ -75,10 +75,14 @@ class DecoderStatement:
         worst = max(f.output_condition for f in self.layers)
         slices = max(f.head_output_condition for f in self.layers)
         out = [
-            f"{len(self.layers)} layer{'s' * (len(self.layers) > 1)} of {self.heads} heads, {self.key_value_heads} of "
-            f"keys and values, key size {self.key_size}, value size {self.value_size}, positions: {self.positions}.",
-            "Among all rows of the simplex, given a head's own output, a row is unique while it sees up to "
-            f"{self.simplex_from_head} tokens (generic inputs) and not beyond.",
+            (
+                f"{len(self.layers)} layer{'s' * (len(self.layers) > 1)} of {self.heads} heads, {self.key_value_heads} of "
+                f"keys and values, key size {self.key_size}, value size {self.value_size}, positions: {self.positions}."
+            ),
+            (
+                "Among all rows of the simplex, given a head's own output, a row is unique while it sees up to "
+                f"{self.simplex_from_head} tokens (generic inputs) and not beyond."
+            ),
         ]
         if self.theorem == THEOREM_A:
             tie = "K = V" if self.keys == "shared" else "K = V·M"

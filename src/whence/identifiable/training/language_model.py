@@ -236,8 +236,10 @@ def _card(metrics: dict[str, Any], sentences: list[str]) -> str:
             "---",
             f"# Identifiable decoder, variant {metrics['variant']}",
             "",
-            f"A causal language model with {metrics['parameters']:,} parameters, trained on "
-            f"{metrics['tokens_seen']:,} tokens of {metrics['data']}.",
+            (
+                f"A causal language model with {metrics['parameters']:,} parameters, trained on "
+                f"{metrics['tokens_seen']:,} tokens of {metrics['data']}."
+            ),
             "",
             "```python",
             "import whence.identifiable                     # makes the architecture known to transformers",
@@ -251,8 +253,10 @@ def _card(metrics: dict[str, Any], sentences: list[str]) -> str:
             "",
             "## How well it does",
             "",
-            f"- {metrics['validation_bits_per_byte']:.4f} bits per byte on {metrics['validation_bytes']:,} bytes set "
-            f"aside ({metrics['validation_nats_per_token']:.4f} nats per token, {metrics['validation_tokens']:,} tokens).",
+            (
+                f"- {metrics['validation_bits_per_byte']:.4f} bits per byte on {metrics['validation_bytes']:,} bytes set "
+                f"aside ({metrics['validation_nats_per_token']:.4f} nats per token, {metrics['validation_tokens']:,} tokens)."
+            ),
             f"- {metrics['steps']} steps, seed {metrics['seed']}, {metrics['seconds']:.0f} s.",
             "",
         ]
