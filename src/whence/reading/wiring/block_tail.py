@@ -37,7 +37,7 @@ from whence.reading.wiring.dataflow import (
 )
 from whence.reading.wiring.norms import Norm, recognise
 from whence.reading.wiring.op_graph import Node, Op, OpGraph, deviation, flat, walk
-from whence.reading.wiring.projection import as_linear
+from whence.reading.wiring.projection import affine, as_linear
 from whence.reading.wiring.proof import Proof, _producer, _read_site, fingerprint
 from whence.reading.wiring.residual import WiringEvidence, block_output, norm_of
 
@@ -254,6 +254,23 @@ def _linear(op: Op) -> tuple[Node, Linear] | None:
         found = as_linear(op, node, 1, node.value.shape[-1])
         if found is not None and not isinstance(node.tensor, nn.Parameter):
             return node, Linear(found.weight[0], found.bias)
+    return _adapted(op) if op.name in ADD else None
+
+
+def _adapted(op: Op) -> tuple[Node, Linear] | None:
+    """A sum of linear maps of one tensor (a map and its adapters) as one linear map."""
+    todo = [origins(node)[-1] for node in op.inputs]
+    for node in todo:  # grows
+        made = node.producer
+        if made is None or len(todo) > 8:
+            continue
+        direct = None if made.name in ADD else _linear(made)
+        if direct is not None:
+            read = origins(direct[0])[-1]
+            whole = affine(op.outputs[0], {id(n) for n in closure(read)}, (1, read.value.shape[-1]))
+            return None if whole is None or whole.weight is None else (read, Linear(whole.weight, whole.bias))
+        if made.name in ADD:
+            todo += [origins(n)[-1] for n in made.inputs]
     return None
 
 

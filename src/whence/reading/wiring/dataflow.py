@@ -15,6 +15,7 @@ PASSIVE = {
     "swapaxes", "view_as", "reshape_as", "alias",
 }  # fmt: skip
 ADD = {"add", "__add__", "__radd__", "add_", "__iadd__"}
+SUB = {"sub", "__sub__", "sub_", "__isub__", "subtract"}
 MUL = {"mul", "__mul__", "__rmul__", "mul_", "__imul__"}
 DIV = {"div", "true_divide", "__truediv__", "div_", "__itruediv__"}
 

@@ -301,6 +301,8 @@ def _mixing(
         return "no token could be moved, so it is not known whether tokens mix outside the attention that was read"
     names: dict[str, None] = {}
     for move in moves:
+        if names:
+            break
         still = _watched(model, capture, replace(clean, heads=move.copy.heads))
         moved = _watched(model, capture, move.copy)
         for key, (given, returned) in moved.items():
