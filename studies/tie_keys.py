@@ -22,7 +22,7 @@ import torch
 
 import whence
 from whence.core.attention.reachable_rows import near_tied
-from whence.core.attention.search_reachable import search_fibre
+from whence.core.attention.search_reachable import search_reachable
 from whence.identifiable.conversion.convert import tie_keys
 from whence.identifiable.conversion.fidelity import AtLength, Fidelity
 from whence.identifiable.conversion.probes import Probe
@@ -155,7 +155,7 @@ def search(folder: Path, rows: int = 36, starts: int = 24) -> list[dict[str, Any
                 layer, head, query = draw.randrange(6), draw.randrange(12), draw.randrange(n)
                 one = trace[layer]
                 # In float64 the rounded keys are not exactly tied any more, so that the search is really made.
-                result = search_fibre(
+                result = search_reachable(
                     one.attention[head, query].double(),
                     one.keys[head].double(),
                     one.values[head].double(),

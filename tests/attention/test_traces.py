@@ -265,8 +265,8 @@ def test_tied_keys_are_unique_by_theorem():
 
 def test_local_dimension_and_bound_are_reported(minilm, long_text):
     measured = whence.identifiability(trace(minilm, long_text), keys=True).extra
-    assert measured["fibre_dimension"].shape == measured["rank"].shape
-    assert int(measured["fibre_dimension"].min()) >= -1
+    assert measured["reachable_dimension"].shape == measured["rank"].shape
+    assert int(measured["reachable_dimension"].min()) >= -1
     assert bool(((measured["near_tied_bound"] >= 0) & (measured["near_tied_bound"] <= 1)).all())
     assert not bool(measured["tied"].any())
 

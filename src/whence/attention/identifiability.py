@@ -31,7 +31,7 @@ class Identifiability(Result):
     `extra`: length, rank, simplex_rank, null_dimension, simplex_null_dimension, condition, simplex_condition,
     null_share, r (Pearson, of the row) as [layer, head, query]; head_r as [layer, head]; leverage as [layer, head,
     query, key] (or query 1 where every row sees the same keys); raw_by_type and effective_by_type as
-    [layer, head, type]; with keys=True also fibre_dimension and near_tied_bound.
+    [layer, head, type]; with keys=True also reachable_dimension and near_tied_bound.
     """
 
     kind: ClassVar[str] = "identifiability"
@@ -82,7 +82,7 @@ def identifiability(trace: Trace, *, keys: bool = False, attention: str | None =
     """Rank, null space, condition, leverage, null share and raw–effective correlation of every attention row.
 
     With `keys=True` also, for each row, the local dimension of the alternatives that some query could have produced
-    (`fibre_dimension`; −1: undetermined) and for each head the bound of the near-tied theorem (`near_tied_bound`).
+    (`reachable_dimension`; −1: undetermined) and for each head the bound of the near-tied theorem (`near_tied_bound`).
 
     >>> import whence
     >>> found = whence.identifiability(whence.trace(whence.load(), "The bank raised its rates."))

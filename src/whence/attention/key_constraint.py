@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from whence.attention.heads import identifying_values, row_of
-from whence.core.attention.reachable_rows import fibre_dimension, near_tied
-from whence.core.attention.search_reachable import search_fibre
+from whence.core.attention.reachable_rows import reachable_dimension, near_tied
+from whence.core.attention.search_reachable import search_reachable
 from whence.errors import WiringError
 from whence.reading.trace import Layer
 
@@ -26,7 +26,7 @@ def proved_keys(layer: Layer) -> Tensor:
 def key_constraint(layer: Layer) -> dict[str, Tensor]:
     """Per row the local dimension of the reachable alternatives, per head the near-tied bound.
 
-    fibre_dimension [head, query]: −1 where float64 cannot tell; fibre_ratio: the margin of that decision;
+    reachable_dimension [head, query]: −1 where float64 cannot tell; reachable_ratio: the margin of that decision;
     near_tied_bound [head]: total variation of any reachable alternative whose query differs by at most the diameter
     of this head's own queries in this text (conditional on that, and for a row that sees every key); tied [head]:
     keys are a function of the values.
@@ -34,13 +34,13 @@ def key_constraint(layer: Layer) -> dict[str, Tensor]:
     keys = proved_keys(layer)
     heads = len(layer.heads)
     values = identifying_values(layer).repeat_interleave(heads // identifying_values(layer).shape[0], dim=0)
-    found = fibre_dimension(layer.attention, keys, values, visible=layer.visible)
+    found = reachable_dimension(layer.attention, keys, values, visible=layer.visible)
     scale = layer.scale if layer.scale is not None else 1.0
     near = near_tied(keys, values, queries=layer.queries.to(torch.float64) * scale)
     dimension = torch.where(found.determined, found.dimension, -1.0)
     return {
-        "fibre_dimension": dimension.nan_to_num(-1.0).to(torch.int64),
-        "fibre_ratio": found.ratio,
+        "reachable_dimension": dimension.nan_to_num(-1.0).to(torch.int64),
+        "reachable_ratio": found.ratio,
         "near_tied_bound": near.bound,
         "tied": near.tied,
     }
@@ -53,6 +53,6 @@ def key_constrained_witness(
     keys = proved_keys(layer)[place]
     row, values, visible = row_of(layer, place, query)
     total = row.to(torch.float64).sum()
-    found = search_fibre(row / total.to(row), keys, values, starts=starts, visible=visible, seed=seed)
+    found = search_reachable(row / total.to(row), keys, values, starts=starts, visible=visible, seed=seed)
     distance = 0.5 * float((found.alternative - found.row).abs().sum())
     return found.alternative * total, distance, found.residual, found.found, found.verdict

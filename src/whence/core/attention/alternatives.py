@@ -21,9 +21,10 @@ from torch import Tensor
 
 from whence.core.attention.effective_attention import effective_attention
 from whence.core.attention.polytope import Array, Polytope
-from whence.core.numerics.basis import rank_eps, unit_scale
+from whence.core.numerics.basis import unit_scale
 from whence.core.numerics.checks import check_pair, check_stray, shape
 from whence.core.numerics.masks import flat_index, full_mask
+from whence.core.numerics.tolerances import rank_eps
 from whence.errors import InputError
 
 _STEPS = 6
@@ -86,7 +87,7 @@ def alternative_attention(
     total = rows.sum(-1, keepdim=True)
     alive = (total > 0).squeeze(-1)
     rows = torch.where(total > 0, rows / total, 0.0)
-    wide = unit_scale(values)[0]
+    values64 = unit_scale(values)[0]
     best = _line_to_edge(rows, values, whole)
 
     size = math.prod(batch)
@@ -94,7 +95,7 @@ def alternative_attention(
     flat_best = best.reshape(size, n_query, n_key).numpy()
     flat_mask = whole.reshape(size, n_query, n_key).numpy()
     flat_alive = alive.reshape(size, n_query).numpy()
-    heads = wide.reshape(-1, n_key, wide.shape[-1]).numpy()
+    heads = values64.reshape(-1, n_key, values64.shape[-1]).numpy()
     head_of = flat_index(tuple(values.shape[:-2]), batch).tolist()
     eps = rank_eps(values.dtype)
     solvers: dict[int, Polytope] = {}
@@ -128,9 +129,9 @@ def alternative_attention(
             completed += 1
     found = torch.from_numpy(flat_best).reshape(rows.shape)
     distance = 0.5 * (found - rows).abs().sum(-1)
-    output = rows @ wide
+    output = rows @ values64
     size_of = torch.linalg.vector_norm(output, dim=-1)
-    moved = torch.linalg.vector_norm((found - rows) @ wide, dim=-1)
+    moved = torch.linalg.vector_norm((found - rows) @ values64, dim=-1)
     return AlternativeAttention(
         attention=found * total,
         total_variation=distance,
@@ -144,10 +145,10 @@ def _line_to_edge(rows: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """One batched step: from A away from its heavy keys inside the null space, until a weight reaches 0."""
     count = mask.sum(-1, keepdim=True).clamp(min=1)
     wish = torch.where(rows >= 1.0 / count, -1.0, 1.0).to(torch.float64) * mask
-    wide = values.detach().to(torch.float64)
+    values64 = values.detach().to(torch.float64)
     direction = wish
     for _ in range(2):  # projected twice: the second pass removes what the first one's rounding left
-        direction = direction - effective_attention(direction, wide, constraint="simplex", visible=mask)
+        direction = direction - effective_attention(direction, values64, constraint="simplex", visible=mask)
     size = direction.abs().amax(-1, keepdim=True)
     # What is only rounding is no direction: such rows are unique.
     direction = torch.where(size > 1e-9, direction / size.clamp(min=1e-9), 0.0)

@@ -16,13 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.core.numerics.basis import column_basis, rank_eps, unit_scale
+from whence.core.numerics.basis import column_basis, unit_scale
 from whence.core.numerics.checks import check_pair, check_stray, shape
 from whence.core.numerics.masks import flat_index, full_mask, grouped
+from whence.core.numerics.tolerances import PROJECTOR_ROUNDING, rank_eps, row_sum_slack
 from whence.errors import InputError
-
-# What rounding can add to an entry of H or e: a few units in the last place of numbers of size 1, n terms long.
-_ROUNDING = 1e-13
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def weight_bounds(attention: Tensor, values: Tensor, *, visible: Tensor | None =
 
 def _normalised(rows: Tensor, attention: Tensor) -> Tensor:
     total = rows.sum(-1, keepdim=True)
-    slack = 1e-3 if attention.dtype in (torch.float32, torch.float64) else 2e-2
+    slack = row_sum_slack(attention.dtype)
     if bool((rows < 0).any()) or bool(((total - 1).abs() > slack).any()):
         raise InputError(
             f"attention {shape(attention)} has rows that are negative somewhere or do not sum to 1 (sums from "
@@ -98,7 +96,11 @@ def _bounds(a: Tensor, q: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     least = h.masked_fill(ignore, torch.inf).amin(-1).unsqueeze(1)
     most = h.masked_fill(ignore, -torch.inf).amax(-1).unsqueeze(1)
     gap, rise = own - least, own - most
-    high = torch.where(gap > _ROUNDING, (e - least + _ROUNDING) / (gap - _ROUNDING).clamp(min=_ROUNDING), 1.0)
-    low = torch.where(rise > _ROUNDING, (e - most - _ROUNDING) / (rise + _ROUNDING), 0.0)
+    high = torch.where(
+        gap > PROJECTOR_ROUNDING,
+        (e - least + PROJECTOR_ROUNDING) / (gap - PROJECTOR_ROUNDING).clamp(min=PROJECTOR_ROUNDING),
+        1.0,
+    )
+    low = torch.where(rise > PROJECTOR_ROUNDING, (e - most - PROJECTOR_ROUNDING) / (rise + PROJECTOR_ROUNDING), 0.0)
     # A single visible key leaves no other index: least = inf; it is unique and handled by `identified`.
     return low.nan_to_num(0.0).clamp(0, 1) * valid.unsqueeze(1), high.nan_to_num(1.0).clamp(0, 1) * valid.unsqueeze(1)

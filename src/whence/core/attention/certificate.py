@@ -19,8 +19,8 @@ from torch import Tensor
 from whence.core.attention.bounds import weight_bounds
 from whence.core.attention.null_space import null_space
 from whence.core.attention.polytope import Array, Polytope, load_highs, output_slack, proved_minimum
-from whence.core.numerics.basis import rank_eps
 from whence.core.numerics.checks import as_row
+from whence.core.numerics.tolerances import rank_eps
 from whence.errors import InputError
 
 if TYPE_CHECKING:
@@ -182,14 +182,14 @@ def certify_row(
     >>> certificate.check()
     True
     """
-    row, wide, seen = as_row(attention_row, values, visible)
+    row, values64, seen = as_row(attention_row, values, visible)
     if not 0.0 <= tolerance < float("inf"):
         raise InputError(f"tolerance={tolerance!r}; give a share of the output's rms, 0 for no change at all.")
     if top is not None and top < 1:
         raise InputError(f"top={top!r}; give at least 1, or None for every visible key.")
     load_highs()
     place = seen.nonzero().squeeze(-1)
-    a, v = row[seen].numpy(), wide[seen].numpy()
+    a, v = row[seen].numpy(), values64[seen].numpy()
     n, width = v.shape
     eps = rank_eps(values.dtype)
     space = null_space(values[seen])
@@ -234,7 +234,7 @@ def certify_row(
         bound_lower, bound_upper = torch.zeros(len(row), dtype=torch.float64), seen.to(torch.float64)
     return Certificate(
         row=row,
-        values=wide,
+        values=values64,
         visible=seen,
         tolerance=float(tolerance),
         dimension=_dimension(a, v, int(space.simplex_rank), tolerance, eps),

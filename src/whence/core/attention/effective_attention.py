@@ -12,20 +12,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from whence.core.numerics._memory import fresh
-from whence.core.numerics.basis import centre, column_basis, rank_eps, unit_scale
+from whence.core.numerics.basis import centre, column_basis, unit_scale
 from whence.core.numerics.causal_blocks import CausalPlan, causal_blocks, causal_plan
 from whence.core.numerics.checks import Constraint, check_constraint, check_finite, check_pair, check_stray, shape
-from whence.core.numerics.duplicate_keys import twin_means
+from whence.core.numerics.duplicate_keys import duplicate_means
 from whence.core.numerics.masks import causal_keys, flat_index, full_mask, grouped, shared_keys
+from whence.core.numerics.tolerances import FRESH_LEVERAGE, OUTPUT_SPREAD, measured_in, rank_eps
 from whence.errors import InputError
 
-# A finished output C = AV carries rounding eps·κ through V⁺; beyond this κ_F the whitened (AQ)Qᵀ, free of κ, is used.
-_OUTPUT_SPREAD = 256.0
 # Numbers of V in a chunk of heads, 128 MB in float64: bounds the temporaries of a large batch.
 _CHUNK = 1 << 24
-# ‖L⁻¹v‖² of a fresh row up to which float32 products inside a causal block lose at most this factor.
-_FRESH_LEVERAGE = 16.0
 
 
 def effective_attention(
@@ -50,7 +46,7 @@ def effective_attention(
         outputs: (…, n_query, d_v), the head output AV if the model has already computed it; saves time only.
 
     Returns:
-        (…, n_query, n_key) in attention's dtype; entries may be negative; zero at invisible keys. Equal to attention
+        (…, n_query, n_key) in attention's dtype, float32 at the coarsest; entries may be negative; zero at invisible keys. Equal to attention
         where a row's visible values are independent. Factorised in float64; the rank is decided per head
         (see `whence.core.attention.null_space`).
 
@@ -68,8 +64,12 @@ def effective_attention(
         if outputs.ndim < 2 or tuple(outputs.shape[-2:]) != wanted:
             raise InputError(f"outputs has shape {shape(outputs)}; expected (…, {wanted[0]}, {wanted[1]}) = A @ V.")
         check_finite("outputs", outputs)
-    attention = attention.detach()
-    result = fresh(attention, *batch, *attention.shape[-2:])
+        if outputs.dtype not in (torch.float32, torch.float64):
+            outputs = None  # rounded to half precision: A and V themselves say more
+    attention = attention.detach().to(measured_in(attention.dtype))
+    result = attention.new_empty(*batch, *attention.shape[-2:])
+    if not result.numel():
+        return result
     mask = None if visible is None else full_mask(visible, *attention.shape[-2:])
     keys = None if mask is None else shared_keys(mask)
     causal = causal_keys(mask) if mask is not None and keys is None else None
@@ -107,11 +107,6 @@ def _head_chunks(
         yield a[some], v[some], None if c is None else c[some], out[some]
 
 
-def _work_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float32 stays float32 in the two large products; everything else is done in float64."""
-    return torch.float32 if dtype == torch.float32 else torch.float64
-
-
 def _shared(
     attention: Tensor,
     values: Tensor,
@@ -124,8 +119,8 @@ def _shared(
     n, width = values.shape[-2:]
     scaled, scale = unit_scale(values if keys is None else values.masked_fill(~keys.unsqueeze(-1), 0.0))
     valid = None if keys is None else keys.expand(scaled.shape[:-1]).reshape(-1, n)
-    unit_batch = scaled.shape[:-2]
-    work = _work_dtype(attention.dtype)
+    own_batch = scaled.shape[:-2]
+    work = attention.dtype
     # In float32 products a basis error below eps/8 does not show.
     refine = 0.0 if work == torch.float64 else torch.finfo(work).eps / 8
     flat = scaled.reshape(-1, n, width)
@@ -134,15 +129,15 @@ def _shared(
         check_finite("attention", attention)
         result.copy_(attention if keys is None else attention.masked_fill(~keys.unsqueeze(-2), 0.0))
         return
-    q = basis.q.to(work).reshape(*unit_batch, *basis.q.shape[-2:])
-    wide = attention.to(work)
-    use_output = outputs is not None and bool((basis.regular & (basis.spread < _OUTPUT_SPREAD)).all())
+    q = basis.q.to(work).reshape(*own_batch, *basis.q.shape[-2:])
+    weights = attention.to(work)
+    use_output = outputs is not None and bool((basis.regular & (basis.spread < OUTPUT_SPREAD)).all())
     if use_output and outputs is not None:
         # AQ = A V L⁻ᵀ = C L⁻ᵀ: d_v × d_v work in place of n × d_v.
-        inverse = basis.inverse_factor.reshape(*unit_batch, width, width)
+        inverse = basis.inverse_factor.reshape(*own_batch, width, width)
         c = outputs.detach().to(torch.float64) / scale
         if constraint == "simplex":
-            total = wide.sum(-1, keepdim=True, dtype=torch.float64)
+            total = weights.sum(-1, keepdim=True, dtype=torch.float64)
             seen = torch.ones(scaled.shape[:-1], dtype=torch.bool) if keys is None else keys.expand(scaled.shape[:-1])
             c = c - total * centre(scaled, seen)[1]
             count = seen.sum(-1, keepdim=True).unsqueeze(-1).to(torch.float64)
@@ -150,7 +145,7 @@ def _shared(
         else:
             coordinates = (c @ inverse.mT).to(work)
     else:
-        coordinates = wide @ q
+        coordinates = weights @ q
         # NaN in a row of A shows in its d_v coordinates: n / d_v times less to read than A.
         if not bool(torch.isfinite(coordinates.sum())):
             check_finite("attention", attention)
@@ -161,7 +156,7 @@ def _shared(
     if bool(basis.identified.any()):
         check_finite("attention", attention)
         kept = attention if keys is None else attention.masked_fill(~keys.unsqueeze(-2), 0.0)
-        result.copy_(torch.where(basis.identified.reshape(*unit_batch, 1, 1), kept, result))
+        result.copy_(torch.where(basis.identified.reshape(*own_batch, 1, 1), kept, result))
 
 
 def _by_group(
@@ -192,17 +187,17 @@ def _by_group(
         out[group.batch.unsqueeze(-1), group.row.unsqueeze(-1), keys] = projected
 
 
-def _average_twins(
-    attention: Tensor, mask: Tensor, plan: CausalPlan, unit: int, leader: Tensor, result: Tensor
+def _average_duplicates(
+    attention: Tensor, mask: Tensor, plan: CausalPlan, head_mask: int, first_equal: Tensor, result: Tensor
 ) -> None:
-    """The settled rows of a head in which keys have equal values, written into result."""
+    """The independent rows of a head in which keys have equal values, written into result."""
     n_query, n_key = result.shape[-2:]
     batch = tuple(result.shape[:-2])
-    rows = plan.settled.reshape(-1, n_query)[unit].nonzero().squeeze(-1)
-    for head in (flat_index(tuple(plan.settled.shape[:-1]), batch) == unit).nonzero().squeeze(-1).tolist():
+    rows = plan.independent.reshape(-1, n_query)[head_mask].nonzero().squeeze(-1)
+    for head in (flat_index(tuple(plan.independent.shape[:-1]), batch) == head_mask).nonzero().squeeze(-1).tolist():
         a = attention.reshape(-1, n_query, n_key)[flat_index(tuple(attention.shape[:-2]), batch)[head]]
         seen = mask.reshape(-1, n_query, n_key)[flat_index(tuple(mask.shape[:-2]), batch)[head]]
-        result.view(-1, n_query, n_key)[head, rows] = twin_means(a[rows], leader, seen[rows]).to(result.dtype)
+        result.view(-1, n_query, n_key)[head, rows] = duplicate_means(a[rows], first_equal, seen[rows]).to(result.dtype)
 
 
 def _causal(
@@ -219,7 +214,7 @@ def _causal(
     batch = tuple(result.shape[:-2])
     seen = mask.any(-1)
     plan = causal_plan(values, keys, n_query, constraint)
-    done = plan.settled.clone()
+    done = plan.independent.clone()
     top = plan.first
     if not bool(plan.real.all()) or not bool(seen.all()):
         check_finite("attention", attention)
@@ -240,10 +235,10 @@ def _causal(
             check_stray(attention, mask)
         if bool(fits.any()):
             # Past keys have ‖z_j‖ ≤ 1, so float32 products are safe unless a fresh key is far outside the prefix.
-            work = _work_dtype(attention.dtype) if block.fresh_leverage < _FRESH_LEVERAGE else torch.float64
+            work = attention.dtype if block.fresh_leverage < FRESH_LEVERAGE else torch.float64
             z = block.z.to(work)
             total = a.to(work).sum(-1, keepdim=True).to(torch.float64) if block.drift is not None else None
-            if outputs is None or not bool((block.spread < _OUTPUT_SPREAD).all()):
+            if outputs is None or not bool((block.spread < OUTPUT_SPREAD).all()):
                 white = (a.to(work) @ z).to(torch.float64)
                 if not bool(torch.isfinite(white.sum())):
                     check_finite("attention", attention)
@@ -276,8 +271,8 @@ def _causal(
         result[..., rows, : block.end] = found
         result[..., rows, block.end :] = 0.0
         done[..., rows] |= fits
-    for unit, leader in plan.twins.items():
-        _average_twins(attention, mask, plan, unit, leader, result)
+    for head_mask, first_equal in plan.duplicate_keys.items():
+        _average_duplicates(attention, mask, plan, head_mask, first_equal, result)
     # What is left (rank-deficient prefixes, misaligned padding) goes by distinct visible set.
     left = ~done.expand(*batch, n_query) & seen.expand(*batch, n_query)
     if bool(left.any()):

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from whence.core.attention.polytope import Array, Polytope
-from whence.core.numerics.basis import rank_eps
 from whence.core.numerics.checks import as_row, check_pair, shape
 from whence.core.numerics.masks import full_mask
+from whence.core.numerics.tolerances import rank_eps
 from whence.errors import InputError
 
 Integers = npt.NDArray[np.int64]
@@ -99,15 +99,15 @@ def certify_head(
         mask = full_mask(visible, n_query, n_key).clone()
     some = mask.any(-1).nonzero().squeeze(-1).tolist()
     a = torch.zeros(n_query, n_key, dtype=torch.float64)
-    wide = values.detach().to(torch.float64)
+    values64 = values.detach().to(torch.float64)
     for i in some:
         a[i] = as_row(attention[i], values, mask[i])[0]
     eps = rank_eps(values.dtype)
-    chosen = _spread_rows((a @ wide).numpy(), mask.sum(-1).numpy(), some, rows)
+    chosen = _spread_rows((a @ values64).numpy(), mask.sum(-1).numpy(), some, rows)
     duals, keys, sides = [], [], []
     for i in chosen:
         seen = mask[i].nonzero().squeeze(-1).numpy()
-        solver = Polytope(a[i].numpy()[seen], wide.numpy()[seen], eps=eps)
+        solver = Polytope(a[i].numpy()[seen], values64.numpy()[seen], eps=eps)
         touched = np.zeros(len(seen), dtype=bool)
         for side in (1, -1):
             for j in range(len(seen)):
@@ -120,12 +120,12 @@ def certify_head(
                 duals.append(best.dual)
                 keys.append(int(seen[j]))
                 sides.append(side)
-    pool = np.array(duals).reshape(-1, wide.shape[1])
+    pool = np.array(duals).reshape(-1, values64.shape[1])
     which, side_of = np.array(keys, dtype=np.int64), np.array(sides, dtype=np.int64)
-    lower, upper = _pooled(a.numpy(), wide.numpy(), mask.numpy(), pool, which, side_of, allowance=2.0)
+    lower, upper = _pooled(a.numpy(), values64.numpy(), mask.numpy(), pool, which, side_of, allowance=2.0)
     return HeadCertificate(
         attention=a,
-        values=wide,
+        values=values64,
         visible=mask,
         lower=torch.from_numpy(lower),
         upper=torch.from_numpy(upper),

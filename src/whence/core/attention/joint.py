@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.core.numerics.basis import centre, rank_eps, unit_scale
+from whence.core.numerics.basis import centre, unit_scale
 from whence.core.numerics.checks import check_finite, check_tensor, check_values, check_visible, shape
+from whence.core.numerics.tolerances import rank_eps
 from whence.errors import InputError
 
 

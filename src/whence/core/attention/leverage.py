@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whence.core.numerics.basis import column_basis, rank_eps, unit_scale
+from whence.core.numerics.basis import column_basis, unit_scale
 from whence.core.numerics.causal_blocks import causal_blocks, causal_plan
-from whence.core.numerics.checks import Constraint, broadcast, check_constraint, check_values, check_visible, shape
-from whence.core.numerics.duplicate_keys import twin_counts
+from whence.core.numerics.checks import Constraint, broadcast, check_constraint, check_rows, check_values
+from whence.core.numerics.duplicate_keys import duplicate_counts
 from whence.core.numerics.masks import causal_keys, flat_index, grouped, shared_keys
-from whence.errors import InputError
+from whence.core.numerics.tolerances import rank_eps
 
 
 def leverage(values: Tensor, *, constraint: Constraint = "simplex", visible: Tensor | None = None) -> Tensor:
@@ -38,11 +38,7 @@ def leverage(values: Tensor, *, constraint: Constraint = "simplex", visible: Ten
     eps = rank_eps(values.dtype)
     if visible is None:
         return _diagonal(scaled.reshape(-1, n, width), None, eps, constraint).reshape(values.shape[:-1])
-    check_visible(visible, None, n)
-    if visible.ndim < 2:
-        raise InputError(f"visible has shape {shape(visible)}; expected (…, n_query, {n}): add a query dimension.")
-    mask = visible.expand(*visible.shape[:-1], n)
-    batch = broadcast(values.shape[:-2], mask.shape[:-2])
+    mask, batch = check_rows(values, visible)
     n_query = mask.shape[-2]
     keys = shared_keys(mask)
     if keys is not None:
@@ -80,7 +76,7 @@ def _causal(
     """Writes the rows that the blocks reach; returns those that are left (batch flattened, n_query)."""
     n_query = mask.shape[-2]
     plan = causal_plan(values, keys, n_query, constraint)
-    done = plan.settled.clone()
+    done = plan.independent.clone()
     result.copy_((done.unsqueeze(-1) & mask).to(torch.float64))
     for block in causal_blocks(plan):
         rows = slice(block.start, block.stop)
@@ -93,11 +89,11 @@ def _causal(
         here = result[..., rows, : block.end]
         result[..., rows, : block.end] = torch.where(fits.unsqueeze(-1) & mask[..., rows, : block.end], size, here)
         done[..., rows] |= fits
-    for unit, leader in plan.twins.items():
-        rows_of = plan.settled.reshape(-1, n_query)[unit].nonzero().squeeze(-1)
-        for head in (flat_index(tuple(plan.settled.shape[:-1]), batch) == unit).nonzero().squeeze(-1).tolist():
+    for head_mask, first_equal in plan.duplicate_keys.items():
+        rows_of = plan.independent.reshape(-1, n_query)[head_mask].nonzero().squeeze(-1)
+        for head in (flat_index(tuple(plan.independent.shape[:-1]), batch) == head_mask).nonzero().squeeze(-1).tolist():
             seen = mask.reshape(-1, *mask.shape[-2:])[flat_index(tuple(mask.shape[:-2]), batch)[head], rows_of]
-            share = seen / twin_counts(leader, seen).clamp(min=1)
+            share = seen / duplicate_counts(first_equal, seen).clamp(min=1)
             result.view(-1, *mask.shape[-2:])[head, rows_of] = share
     left = ~done.expand(*batch, n_query) & mask.any(-1).expand(*batch, n_query)
     return left.reshape(-1, n_query)

@@ -8,18 +8,18 @@ measured, never assumed: repeated tokens without positions have equal values and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from whence.core.numerics._prefix_spectra import prefix_spectra
-from whence.core.numerics.basis import centre, rank_eps, unit_scale
-from whence.core.numerics.checks import broadcast, check_values, check_visible, shape
+from whence.core.numerics.basis import centre, column_basis, unit_scale
+from whence.core.numerics.causal_blocks import causal_plan, prefix_factors
+from whence.core.numerics.checks import Constraint, broadcast, check_rows, check_values
 from whence.core.numerics.masks import causal_keys, grouped, shared_keys
-from whence.errors import InputError
+from whence.core.numerics.tolerances import rank_eps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,17 +30,15 @@ class NullSpace:
     """What a head's values leave undetermined, for each head (…,) or, with a mask, each row (…, n_query).
 
     length: visible keys n. rank: rank(V). simplex_rank: rank([V, 1]). null_dimension: n − rank(V).
-    simplex_null_dimension: n − rank([V, 1]), the dimension in which an attention row can really move.
-    condition: σ_max(V)/σ_r(V), r the rank; simplex_condition: the same of V − 1μᵀ. NaN where the rank is 0 (for
-    the simplex: where V − 1μᵀ has rank 0). largest: σ_max(V). All zero for a row that sees nothing.
+    simplex_null_dimension: n − rank([V, 1]), the dimension in which an attention row can really move. All zero for a
+    row that sees nothing. The condition numbers are computed when they are asked for.
     """
 
     length: Tensor
     rank: Tensor
     simplex_rank: Tensor
-    condition: Tensor
-    simplex_condition: Tensor
-    largest: Tensor
+    values: Tensor = field(repr=False)
+    visible: Tensor | None = field(repr=False)
 
     @property
     def null_dimension(self) -> Tensor:
@@ -50,38 +48,49 @@ class NullSpace:
     def simplex_null_dimension(self) -> Tensor:
         return self.length - self.simplex_rank
 
+    @property
+    def condition(self) -> Tensor:
+        """σ_max(V)/σ_r(V), r the rank; NaN where the rank is 0."""
+        return self._conditions[0]
+
+    @property
+    def simplex_condition(self) -> Tensor:
+        """σ_max/σ_r of V − 1μᵀ, r its rank; NaN where that is 0."""
+        return self._conditions[1]
+
+    @cached_property
+    def _conditions(self) -> tuple[Tensor, Tensor]:
+        return _conditions(self)
+
     def __getitem__(self, index: int) -> NullSpace:
         """The part of the first leading dimension at this index."""
-        return _map(self, lambda t: t[index])
+        batch = self.length.shape[: self.length.ndim - (self.visible is not None)]
+        values = self.values.expand(*batch, *self.values.shape[-2:])[index]
+        visible = None if self.visible is None else self.visible.expand(*batch, *self.visible.shape[-2:])[index]
+        return NullSpace(self.length[index], self.rank[index], self.simplex_rank[index], values, visible)
 
     def to_dict(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in _FIELDS} | {
-            "null_dimension": self.null_dimension,
-            "simplex_null_dimension": self.simplex_null_dimension,
-        }
+        names = ("length", "rank", "simplex_rank", "null_dimension", "simplex_null_dimension")
+        return {name: getattr(self, name) for name in (*names, "condition", "simplex_condition")}
 
     def to_frame(self) -> pd.DataFrame:
         """One line for each head (or head and row); columns axis_0 … axis_k index the leading dimensions."""
         import pandas as pd
 
-        index = torch.cartesian_prod(*(torch.arange(s) for s in self.length.shape)) if self.length.ndim else None
-        columns: dict[str, object] = {}
-        if index is not None:
-            index = index.reshape(-1, self.length.ndim)
-            columns = {f"axis_{k}": index[:, k].numpy() for k in range(self.length.ndim)}
+        axes = [torch.arange(size) for size in self.length.shape]
+        index = torch.meshgrid(*axes, indexing="ij") if axes else ()
+        columns = {f"axis_{k}": t.reshape(-1).numpy() for k, t in enumerate(index)}
         columns |= {name: tensor.reshape(-1).numpy() for name, tensor in self.to_dict().items()}
         return pd.DataFrame(columns)
 
 
 def null_space(values: Tensor, *, visible: Tensor | None = None) -> NullSpace:
-    """Rank, null dimension and condition number of the values, plain and on the simplex.
+    """Rank and null dimension of the values, plain and on the simplex.
 
     A singular value counts when it exceeds σ_max(V)·max(n, d_v)·eps, per head (and per row with a mask), with the eps
     of the dtype the values came in, float32 at the coarsest: float32 values carry float32 rounding, so a dependent
     row is dependent only up to that eps, while exact duplicates are exact. rank([V, 1]) = 1 + rank(V − 1μᵀ) with the
-    tolerance of V, because centring does not remove V's rounding. Scale does not matter (1e-20 … 1e20). Under a causal
-    mask ranks are exact, and condition numbers and σ_max of float32 values are estimates, within 5 % in everything
-    measured and 0.2 % in the middle (`whence.core.numerics._prefix_spectra`).
+    tolerance of V, because centring does not remove V's rounding. Scale does not matter (1e-20 … 1e20).
 
     Args:
         values: (…, n_key, d_v).
@@ -97,115 +106,75 @@ def null_space(values: Tensor, *, visible: Tensor | None = None) -> NullSpace:
     """
     check_values(values)
     n = values.shape[-2]
-    scaled, scale = unit_scale(values)
-    eps = rank_eps(values.dtype)
     if visible is None:
-        space = _spectra(scaled, torch.ones(scaled.shape[:-1], dtype=torch.bool), eps)
-        return _rescaled(space, scale[..., 0, 0])
-    check_visible(visible, None, n)
-    if visible.ndim < 2:
-        raise InputError(f"visible has shape {shape(visible)}; expected (…, n_query, {n}): add a query dimension.")
-    mask = visible.expand(*visible.shape[:-1], n)
-    try:
-        batch = broadcast(values.shape[:-2], mask.shape[:-2])
-    except RuntimeError:
-        raise InputError(f"visible {shape(visible)} does not broadcast against values {shape(values)}.") from None
+        length = torch.full(values.shape[:-2], n)
+        return NullSpace(length, *(_shared(values, None, c) for c in ("output", "simplex")), values, None)
+    mask, batch = check_rows(values, visible)
     n_query = mask.shape[-2]
     keys = shared_keys(mask)
-    if keys is not None:
-        both = broadcast(values.shape[:-2], keys.shape[:-1])
-        space = _spectra(scaled.expand(*both, *scaled.shape[-2:]), keys.expand(*both, n), eps)
-        space = _map(space, lambda t: t.unsqueeze(-1).expand(*batch, n_query).clone())
-    else:
-        keys = causal_keys(mask) if n_query <= n else None
-        if keys is not None and values.dtype != torch.float64:
-            space = _causal(scaled, keys, n_query, batch)
+    causal = causal_keys(mask) if keys is None and n_query <= n else None
+    ranks = []
+    for constraint in ("output", "simplex"):
+        if keys is not None:
+            rank = _shared(values, keys, constraint).unsqueeze(-1).expand(*batch, n_query)
         else:
-            space = _by_group(scaled, mask, batch, eps)
-    seen = mask.any(-1).expand(*batch, n_query)
-    space = _map(space, lambda t: t.masked_fill(~seen, 0))
-    return _rescaled(space, scale[..., 0, 0].unsqueeze(-1))
+            rank = torch.full((*batch, n_query), -1)
+            if causal is not None:
+                rank = _causal(values, causal, n_query, constraint).expand(*batch, n_query).clone()
+            _fill(values, mask, constraint, rank)
+        ranks.append(rank * mask.any(-1))
+    return NullSpace(mask.sum(-1).expand(*batch, n_query).clone(), *ranks, values, mask)
 
 
-_FIELDS = ("length", "rank", "simplex_rank", "condition", "simplex_condition", "largest")
+def _shared(values: Tensor, keys: Tensor | None, constraint: Constraint) -> Tensor:
+    """The rank of each head, all rows of which see the same keys."""
+    scaled = unit_scale(values)[0]
+    own = values.shape[:-2] if keys is None else broadcast(values.shape[:-2], keys.shape[:-1])
+    flat = scaled.expand(*own, *scaled.shape[-2:]).reshape(-1, *scaled.shape[-2:])
+    valid = None if keys is None else keys.expand(*own, keys.shape[-1]).reshape(-1, keys.shape[-1])
+    return column_basis(flat, valid, rank_eps(values.dtype), constraint).rank.reshape(own)
 
 
-def _map(space: NullSpace, function: Callable[[Tensor], Tensor]) -> NullSpace:
-    return NullSpace(*(function(getattr(space, name)) for name in _FIELDS))
+def _causal(values: Tensor, keys: Tensor, n_query: int, constraint: Constraint) -> Tensor:
+    """The ranks (…, n_query) that the causal blocks prove; −1 where they prove none."""
+    plan = causal_plan(values, keys, n_query, constraint)
+    rank = torch.where(plan.independent, plan.distinct, -1)
+    for factor in prefix_factors(plan):
+        rows = rank[..., factor.start : factor.stop]
+        full = values.shape[-1] + int(constraint == "simplex")
+        rows.masked_fill_(factor.full_rank.unsqueeze(-1) & (rows < 0), full)
+    return rank
 
 
-def _rescaled(space: NullSpace, scale: Tensor) -> NullSpace:
-    return replace(space, largest=space.largest * scale)
-
-
-def _count(s: Tensor, t: Tensor, length: Tensor, width: int, eps: float) -> NullSpace:
-    """From the singular values of V (s) and of V − 1μᵀ (t), both descending."""
-    largest = s[..., 0]
-    tolerance = (largest * length.clamp(min=width) * eps).unsqueeze(-1)
-    rank, inner = (s > tolerance).sum(-1), (t > tolerance).sum(-1)
-
-    def condition(sigma: Tensor, r: Tensor) -> Tensor:
-        last = torch.gather(sigma, -1, (r - 1).clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        return torch.where(r > 0, sigma[..., 0] / last, torch.nan)
-
-    # A matrix with n rows cannot have rank above n; the sums that build Gram matrices may round past it.
-    rank, inner = torch.minimum(rank, length), torch.minimum(inner, (length - 1).clamp(min=0))
-    return NullSpace(
-        length, rank, inner + (length > 0).to(rank.dtype), condition(s, rank), condition(t, inner), largest
-    )
-
-
-def _spectra(values: Tensor, valid: Tensor, eps: float) -> NullSpace:
-    """One factorisation a head: QR first where the matrix is tall, its SVD costs d_v³ and not n·d_v²."""
-    values = values * valid.unsqueeze(-1)
-    body = centre(values, valid)[0]
-    length = valid.sum(-1)
+def _fill(values: Tensor, mask: Tensor, constraint: Constraint, rank: Tensor) -> None:
+    """Writes the ranks that are −1: one factorisation for each distinct (head, visible set)."""
     n, width = values.shape[-2:]
-
-    def sigma(matrix: Tensor) -> Tensor:
-        if n > 2 * width:
-            matrix = torch.linalg.qr(matrix, mode="r").R
-        found: Tensor = torch.linalg.svdvals(matrix)
-        return found
-
-    return _count(sigma(values), sigma(body), length, width, eps)
-
-
-def _causal(scaled: Tensor, keys: Tensor, n_query: int, batch: tuple[int, ...]) -> NullSpace:
-    """Prefixes of float32 values (`whence.core.numerics._prefix_spectra`), found by the number of keys that a row sees."""
-    n, width = scaled.shape[-2:]
-    unit_batch = broadcast(scaled.shape[:-2], keys.shape[:-1])
-    real = keys.expand(*unit_batch, n).reshape(-1, n)
-    values = scaled.expand(*unit_batch, n, width).reshape(-1, n, width) * real.unsqueeze(-1)
-    # Keys that exist come first, in their order: the prefix of a row is then told by how many of them it sees.
-    order = torch.argsort(real.to(torch.int8), dim=-1, descending=True, stable=True)
-    spectra = prefix_spectra(torch.gather(values, 1, order.unsqueeze(-1).expand_as(values)), _EPS32)
-    length = real.cumsum(-1)[:, n - n_query :]
-    at = (length - 1).clamp(min=0)
-
-    def of_rows(t: Tensor) -> Tensor:
-        return torch.gather(t, -1, at)
-
-    rank, inner = of_rows(spectra.rank), of_rows(spectra.inner_rank)
-    condition = torch.where(rank > 0, of_rows(spectra.largest / spectra.last), torch.nan)
-    centred = torch.where(inner > 0, of_rows(spectra.inner_largest / spectra.inner_last), torch.nan)
-    fields = (length, rank, inner + 1, condition, centred, of_rows(spectra.largest))
-    return NullSpace(*(t.reshape(*unit_batch, n_query).expand(*batch, n_query).clone() for t in fields))
+    batch, n_query = tuple(rank.shape[:-1]), rank.shape[-1]
+    flat, out = unit_scale(values)[0].reshape(-1, n, width), rank.view(-1, n_query)
+    for group in grouped(mask, batch, tuple(values.shape[:-2]), out < 0, width=width):
+        basis = column_basis(
+            flat[group.value.unsqueeze(-1), group.keys], group.valid, rank_eps(values.dtype), constraint
+        )
+        out[group.batch, group.row] = basis.rank.unsqueeze(-1).expand(group.batch.shape)
 
 
-_EPS32 = rank_eps(torch.float32)
-
-
-def _by_group(scaled: Tensor, mask: Tensor, batch: tuple[int, ...], eps: float) -> NullSpace:
-    """Any mask: one factorisation for each distinct (head, visible set)."""
-    n, width = scaled.shape[-2:]
-    n_query = mask.shape[-2]
-    flat = scaled.reshape(-1, n, width)
-    size = math.prod(batch)
-    counts = [torch.zeros(size, n_query, dtype=torch.int64) for _ in range(3)]
-    floats = [torch.zeros(size, n_query, dtype=torch.float64) for _ in range(3)]
-    for group in grouped(mask, batch, tuple(scaled.shape[:-2]), width=width):
-        space = _spectra(flat[group.value.unsqueeze(-1), group.keys], group.valid, eps)
-        for whole, name in zip(counts + floats, _FIELDS, strict=True):
-            whole[group.batch, group.row] = getattr(space, name).unsqueeze(-1).expand(group.batch.shape)
-    return NullSpace(*(t.reshape(*batch, n_query) for t in counts + floats))
+def _conditions(space: NullSpace) -> tuple[Tensor, Tensor]:
+    """σ_max/σ_r of V and of V − 1μᵀ, from all singular values of every distinct visible set."""
+    values = unit_scale(space.values)[0]
+    n, width = values.shape[-2:]
+    mask = torch.ones(1, n, dtype=torch.bool) if space.visible is None else space.visible
+    batch = tuple(space.length.shape) if space.visible is None else tuple(space.length.shape[:-1])
+    found = torch.full((2, math.prod(batch), mask.shape[-2]), torch.nan, dtype=torch.float64)
+    ranks = [r.reshape(found.shape[1:]) for r in (space.rank, space.simplex_rank - 1)]
+    flat = values.reshape(-1, n, width)
+    for group in grouped(mask, batch, tuple(values.shape[:-2]), width=width):
+        body = flat[group.value.unsqueeze(-1), group.keys] * group.valid.unsqueeze(-1)
+        for which, matrix in enumerate((body, centre(body, group.valid)[0])):
+            if matrix.shape[-2] > 2 * width:  # QR first where the matrix is tall: its SVD costs d_v³ and not n·d_v²
+                matrix = torch.linalg.qr(matrix, mode="r").R
+            sigma = torch.linalg.svdvals(matrix).unsqueeze(1).expand(*group.batch.shape, -1)
+            rank = ranks[which][group.batch, group.row]
+            last = torch.gather(sigma, -1, (rank - 1).clamp(min=0).unsqueeze(-1)).squeeze(-1)
+            found[which][group.batch, group.row] = torch.where(rank > 0, sigma[..., 0] / last, torch.nan)
+    plain, centred = found.reshape(2, *space.length.shape)
+    return plain, centred

@@ -110,8 +110,8 @@ class Polytope:
             self._unit = np.where(spread > 0, spread, 1.0)
             matrix = np.column_stack([(body - self._centre) / self._unit, np.ones(n)])
             middle = row @ matrix
-            wide = np.append(self.slack / self._scale / self._unit, 0.0)
-            low, high = middle - wide, middle + wide
+            room = np.append(self.slack / self._scale / self._unit, 0.0)
+            low, high = middle - room, middle + room
             self.rank = 1
         self._tolerant = tolerance != 0.0
         self._highs = self._model(matrix, low, high)

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.core.numerics.basis import EPS64, Basis, centre, column_basis, rank_eps, unit_scale
+from whence.core.numerics.basis import Basis, centre, column_basis, unit_scale
 from whence.core.numerics.checks import broadcast, check_finite, check_pair, check_stray, check_values, shape
 from whence.core.numerics.masks import flat_index, full_mask, grouped
+from whence.core.numerics.tolerances import EPS64, rank_eps
 from whence.errors import InputError
 
 
 @dataclass(frozen=True)
-class FibreDimension:
+class ReachableDimension:
     """Local dimension of the softmax-reachable rows with the same output, for every row. (…, n_query) float64.
 
     dimension: at most this; NaN where float64 cannot tell (`determined` False). exact: it is this.
@@ -36,9 +37,9 @@ class FibreDimension:
     value_rank: Tensor
 
 
-def fibre_dimension(
+def reachable_dimension(
     attention: Tensor, keys: Tensor, values: Tensor, *, visible: Tensor | None = None
-) -> FibreDimension:
+) -> ReachableDimension:
     """rank([K, 1]) − 1 − rank(VᵀΣK) with Σ = diag(a) − aaᵀ, for every row.
 
     With orthonormal bases of the centred keys and values in place of K and V the rank is the same and the margin
@@ -50,7 +51,7 @@ def fibre_dimension(
 
     >>> _ = torch.manual_seed(0)
     >>> keys, values = torch.randn(20, 5), torch.randn(20, 3)
-    >>> fibre_dimension(torch.softmax(torch.randn(1, 20), -1), keys, values).dimension  # d_k − d_v
+    >>> reachable_dimension(torch.softmax(torch.randn(1, 20), -1), keys, values).dimension  # d_k − d_v
     tensor([2.], dtype=torch.float64)
     """
     batch = _check_keys(attention, keys, values, visible)
@@ -82,7 +83,7 @@ def fibre_dimension(
             for name, value in zip(_NAMES, found, strict=True):
                 flat[name][where] = value
     boolean = {"determined", "exact"}
-    return FibreDimension(**{name: t.bool() if name in boolean else t for name, t in fields.items()})
+    return ReachableDimension(**{name: t.bool() if name in boolean else t for name, t in fields.items()})
 
 
 _NAMES = ("dimension", "determined", "exact", "ratio", "key_rank", "value_rank")

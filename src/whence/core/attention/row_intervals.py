@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from whence.core.attention.polytope import Polytope, proved_minimum
-from whence.core.numerics.basis import rank_eps
 from whence.core.numerics.checks import as_row, check_pair, shape
 from whence.core.numerics.masks import full_mask
+from whence.core.numerics.tolerances import rank_eps
 from whence.errors import InputError
 
 Integers = npt.NDArray[np.int64]
@@ -73,7 +73,7 @@ def row_intervals(
         full_mask(visible, *attention.shape) if visible is not None else torch.ones(attention.shape, dtype=torch.bool)
     )
     solver: Polytope | None = None
-    wide = values.detach().to(torch.float64).numpy()
+    values64 = values.detach().to(torch.float64).numpy()
     for query in range(len(attention)) if rows is None else rows:
         if stop():
             return
@@ -82,7 +82,7 @@ def row_intervals(
         row = as_row(attention[query], values, mask[query])[0].numpy()
         seen = mask[query].numpy()
         if solver is None:
-            solver = Polytope(row, wide, eps=rank_eps(values.dtype), perturbed=False)
+            solver = Polytope(row, values64, eps=rank_eps(values.dtype), perturbed=False)
         solver.move_to(row, seen)
         found = _solve(solver, query, keys[query].numpy(), seen)
         if found is not None:

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from whence.core.attention.reachable_rows import _centred_basis, near_tied
-from whence.core.numerics.basis import rank_eps, unit_scale
+from whence.core.numerics.basis import unit_scale
 from whence.core.numerics.checks import as_row, check_values, shape
+from whence.core.numerics.tolerances import rank_eps
 from whence.errors import InputError
 
 
 @dataclass(frozen=True)
-class FibreSearch:
+class ReachableSearch:
     """What the search for a second softmax-reachable row found.
 
     found: another row exists, here it is. alternative (n_key,): that of largest total variation (the row itself when
@@ -47,7 +48,7 @@ class FibreSearch:
         return f"none found in {self.starts} starts"
 
 
-def search_fibre(
+def search_reachable(
     attention_row: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -56,7 +57,7 @@ def search_fibre(
     iterations: int = 80,
     visible: Tensor | None = None,
     seed: int = 0,
-) -> FibreSearch:
+) -> ReachableSearch:
     """Search for x = softmax(log a + KΔq) with xᵀV = aᵀV and x ≠ a.
 
     Args:
@@ -66,9 +67,9 @@ def search_fibre(
 
     >>> _ = torch.manual_seed(0)
     >>> row, keys, values = torch.softmax(torch.randn(12), -1), torch.randn(12, 4), torch.randn(12, 2)
-    >>> search_fibre(row, keys, values).found  # more key than value dimensions: a whole family
+    >>> search_reachable(row, keys, values).found  # more key than value dimensions: a whole family
     True
-    >>> search_fibre(row, values @ torch.randn(2, 4), values).verdict
+    >>> search_reachable(row, values @ torch.randn(2, 4), values).verdict
     'unique: the keys are an affine function of the values (Theorem 1)'
     """
     check_values(keys, name="keys")
@@ -81,7 +82,7 @@ def search_fibre(
     a, k, v = row[live], keys.detach().to(torch.float64)[live], v_all[live]
     eps = max(rank_eps(keys.dtype), rank_eps(values.dtype))
     tied = bool(near_tied(keys[live], values[live], query_diameter=0.0).tied)
-    nothing = FibreSearch(
+    nothing = ReachableSearch(
         False,
         row,
         row,
@@ -112,14 +113,14 @@ def search_fibre(
     returned = int((solved & (distance <= 1e-6)).sum())
     good = solved & (distance > 1e-6)
     if not bool(good.any()):
-        return FibreSearch(**{**nothing.__dict__, "returned": returned})
+        return ReachableSearch(**{**nothing.__dict__, "returned": returned})
     best = int(torch.where(good, distance, -1.0).argmax())
     alternative = torch.zeros_like(row)
     alternative[live] = x[best]
     change = torch.linalg.lstsq(k - k.mean(0), (kb @ z[best]).unsqueeze(-1), driver="gelsd").solution.squeeze(-1)
     moved = float(torch.linalg.vector_norm((alternative - row) @ v_all))
     output = float(torch.linalg.vector_norm(row @ v_all))
-    return FibreSearch(
+    return ReachableSearch(
         found=True,
         row=row,
         alternative=alternative,

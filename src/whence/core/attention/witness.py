@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from whence.core.attention.polytope import Array, Polytope
-from whence.core.numerics.basis import rank_eps
 from whence.core.numerics.checks import as_row
+from whence.core.numerics.tolerances import rank_eps
 from whence.errors import InputError
 
 
@@ -69,10 +69,10 @@ def witness_row(
     >>> witness.alternative, witness.total_variation
     (tensor([0.5000, 0.0000, 0.5000], dtype=torch.float64), 0.5)
     """
-    row, wide, seen = as_row(attention_row, values, visible)
+    row, values64, seen = as_row(attention_row, values, visible)
     if top < 1 or starts < 0:
         raise InputError(f"top={top!r}, starts={starts!r}; give at least one top weight and no negative count.")
-    a, v = row[seen].numpy(), wide[seen].numpy()
+    a, v = row[seen].numpy(), values64[seen].numpy()
     solver = Polytope(a, v, tolerance=tolerance, eps=rank_eps(values.dtype))
     best = _search(solver, a, _directions(a, top, starts, np.random.default_rng(seed)))
     alternative = torch.zeros_like(row)
@@ -81,7 +81,7 @@ def witness_row(
         row=row,
         alternative=alternative,
         total_variation=0.5 * float((alternative - row).abs().sum()),
-        residual=residual(row, alternative, wide),
+        residual=residual(row, alternative, values64),
         programs=solver.solved,
     )
 

@@ -3,12 +3,9 @@
 Everything in part 1 rests on one object: the column space of the values a row can see, V (constraint "output") or
 [V, 1] (constraint "simplex"). This file finds an orthonormal basis of it and its rank.
 
-Rank. A singular value counts when it exceeds σ_max(V) · max(n, d_v) · eps, n the number of visible keys. eps is that
-of the dtype the values came in, float32 at the coarsest: float32 values carry float32 rounding, so a row that is a
-combination of others in exact arithmetic is so only up to eps in V (exact duplicates stay exact either way), and
-without this allowance every such null direction would be lost. bfloat16's own eps times n exceeds 1 and would call
-every matrix rank 0, hence the float32 floor. The simplex rank is 1 + rank(V − 1μᵀ) *with the tolerance of V*: the
-mean is taken out, the rounding of size eps·σ_max(V) is not (identical rows plus rounding must stay rank 1).
+Rank. A singular value counts when it exceeds σ_max(V) · max(n, d_v) · eps, n the number of visible keys, eps from
+`tolerances.rank_eps`. The simplex rank is 1 + rank(V − 1μᵀ) *with the tolerance of V*: the mean is taken out, the
+rounding of size eps·σ_max(V) is not (identical rows plus rounding must stay rank 1).
 
 Speed. Cholesky of the d_v × d_v Gram matrix (float64, values scaled to 1), accepted only where a rigorous bound on
 the condition number, κ_F = ‖L‖_F ‖L⁻¹‖_F ≥ cond(V), proves full rank; a second Cholesky pass where κ_F² would
@@ -23,15 +20,7 @@ import torch
 from torch import Tensor
 
 from whence.core.numerics.checks import Constraint
-
-EPS64 = torch.finfo(torch.float64).eps
-# Cholesky-QR2 reaches full orthogonality as long as κ²·eps < 1; 1e6 leaves a margin of 1e3.
-CHOLESKY_LIMIT = 1e6
-
-
-def rank_eps(dtype: torch.dtype) -> float:
-    """The eps of the rank tolerance: that of the dtype the values came in, float32 at the coarsest."""
-    return min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+from whence.core.numerics.tolerances import CHOLESKY_LIMIT, EPS64, PROVED
 
 
 def unit_scale(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,7 +107,7 @@ def _independent_rows(values: Tensor, valid: Tensor, eps: float, simplex: bool, 
     # The padded diagonal adds one to ‖L⁻¹‖² for each row that is not there.
     size = (size.square() - (~real).sum(-1)).clamp(min=0).sqrt()
     # Half the tolerance, so that rounding in the bound cannot turn the decision.
-    return good & (size * max(values.shape[-1], width) * eps < 0.5) & (size < CHOLESKY_LIMIT)
+    return good & (size * max(values.shape[-1], width) * eps < PROVED) & (size < CHOLESKY_LIMIT)
 
 
 def column_basis(
@@ -129,11 +118,11 @@ def column_basis(
     values: (u, n, d_v), float64 and scaled by `unit_scale`; valid: (u, n) boolean or None for all; eps: `rank_eps`;
     refine: largest κ_F² · EPS64 tolerated before the second Cholesky pass.
     """
-    units, n, width = values.shape
+    problems, n, width = values.shape
     simplex = constraint == "simplex"
     if valid is None:
-        valid = torch.ones(units, n, dtype=torch.bool)
-        count = torch.full((units,), n)
+        valid = torch.ones(problems, n, dtype=torch.bool)
+        count = torch.full((problems,), n)
     else:
         values = values * valid.unsqueeze(-1)
         count = valid.sum(-1)
@@ -149,20 +138,20 @@ def column_basis(
     body = centre(values, valid)[0] if simplex else values
     q = None
     rank = count.clone()
-    spread = torch.full((units,), torch.inf, dtype=torch.float64)
-    regular = torch.zeros(units, dtype=torch.bool)
-    inverse_factor = torch.zeros(units, width, width, dtype=torch.float64)
+    spread = torch.full((problems,), torch.inf, dtype=torch.float64)
+    regular = torch.zeros(problems, dtype=torch.bool)
+    inverse_factor = torch.zeros(problems, width, width, dtype=torch.float64)
     many = ~identified & (count > columns - 1)
     if bool(many.any()):
         everything = bool(many.all())
-        index = torch.arange(units) if everything else many.nonzero().squeeze(-1)
+        index = torch.arange(problems) if everything else many.nonzero().squeeze(-1)
         v = body if everything else body[index]
         gram = v.mT @ v
         inverse, size, good = inverse_cholesky(gram)
         # ‖L‖_F² = trace of the Gram matrix.
         kappa = gram.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt() * size
         longest = torch.clamp(count[index], min=width).to(torch.float64)
-        good = good & (kappa < CHOLESKY_LIMIT) & (size * norm[index] * longest * eps < 0.5)
+        good = good & (kappa < CHOLESKY_LIMIT) & (size * norm[index] * longest * eps < PROVED)
         basis = v @ inverse.mT
         again = good & (kappa.square() * EPS64 > refine)
         if bool(again.any()):
@@ -174,9 +163,9 @@ def column_basis(
         if everything and bool(good.all()):
             q = basis
             spread, inverse_factor, regular = kappa, inverse, good
-            rank = torch.full((units,), columns)
+            rank = torch.full((problems,), columns)
         else:
-            q = torch.zeros(units, n, width, dtype=torch.float64)
+            q = torch.zeros(problems, n, width, dtype=torch.float64)
             kept = index[good]
             q[kept] = basis[good]
             spread[kept] = kappa[good]
@@ -185,7 +174,7 @@ def column_basis(
             rank[kept] = columns
 
     if q is None:
-        q = torch.zeros(units, n, width, dtype=torch.float64)
+        q = torch.zeros(problems, n, width, dtype=torch.float64)
     rest = (~identified & ~regular).nonzero().squeeze(-1)
     if rest.numel():
         # σ_max(V) needs the uncentred values: that is where the rounding is.

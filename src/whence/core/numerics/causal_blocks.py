@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.core.numerics.basis import helmert_rows, inverse_cholesky, rank_eps, unit_scale
+from whence.core.numerics.basis import helmert_rows, inverse_cholesky, unit_scale
 from whence.core.numerics.checks import Constraint, broadcast
 from whence.core.numerics.duplicate_keys import early_prefixes
+from whence.core.numerics.tolerances import CHOLESKY_LIMIT, PROVED, rank_eps
 
 _BLOCK = 64
 _FIRST_BLOCK = 16
@@ -28,17 +29,19 @@ class CausalPlan:
     """What the blocks share. u… are the leading dimensions of values and key mask, broadcast.
 
     scaled (u…, n_key, d_v) float64, zero at absent keys; scale (…, 1, 1); real (u…, n_key): the key exists; count: its
-    running sum; settled (u…, n_query): the row's distinct values are independent (`duplicate_keys`): A⊥ = A, or its
-    means over keys of equal value in the heads of `twins`, {flat unit: leader (n_key,)}; first: the first row of a
-    block, all rows before it see too few keys for one.
+    running sum; independent (u…, n_query): the row's distinct values are independent (`whence.core.numerics.duplicate_keys`),
+    so A⊥ = A, or its means over keys of equal value in the heads of duplicate_keys, {flat head mask: first_equal
+    (n_key,)}; distinct (u…, n_query): how many distinct values an independent row sees; first: the first row of a block,
+    all rows before it see too few keys for one.
     """
 
     scaled: Tensor
     scale: Tensor
     real: Tensor
     count: Tensor
-    settled: Tensor
-    twins: dict[int, Tensor]
+    independent: Tensor
+    distinct: Tensor
+    duplicate_keys: dict[int, Tensor]
     first: int
     n_query: int
     eps: float
@@ -84,10 +87,10 @@ def causal_plan(values: Tensor, keys: Tensor, n_query: int, constraint: Constrai
     n_key, width = values.shape[-2:]
     columns = width + int(constraint == "simplex")
     eps = rank_eps(values.dtype)
-    unit_batch = broadcast(values.shape[:-2], keys.shape[:-1])
+    own_batch = broadcast(values.shape[:-2], keys.shape[:-1])
     scaled, scale = unit_scale(values if bool(keys.all()) else values.masked_fill(~keys.unsqueeze(-1), 0.0))
-    scaled = scaled.expand(*unit_batch, n_key, width)
-    real = keys.expand(*unit_batch, n_key)
+    scaled = scaled.expand(*own_batch, n_key, width)
+    real = keys.expand(*own_batch, n_key)
     count = real.cumsum(-1)
     row_count = _at_rows(count, n_query, 0)
     enough = (row_count >= columns).reshape(-1, n_query).any(0)
@@ -96,23 +99,43 @@ def causal_plan(values: Tensor, keys: Tensor, n_query: int, constraint: Constrai
     early = early_prefixes(
         scaled.reshape(-1, n_key, width), real.reshape(-1, n_key), eps, simplex=constraint == "simplex"
     )
-    settled = _at_rows(early.settled.reshape(*unit_batch, n_key), n_query, True)
-    twins = {u: early.leader[u] for u in early.has_twins.nonzero().squeeze(-1).tolist()}
+    independent = _at_rows(early.independent.reshape(*own_batch, n_key), n_query, True)
+    distinct = ((early.first_equal == torch.arange(n_key)).reshape(*own_batch, n_key) & real).cumsum(-1)
+    distinct = _at_rows(distinct, n_query, 0)
+    duplicate_keys = {u: early.first_equal[u] for u in early.has_duplicates.nonzero().squeeze(-1).tolist()}
     # κ_F² eps is what a Cholesky factor loses: κ_F ≤ 3e4 keeps 2e-7, κ_F ≤ 1e3 keeps 2e-10.
     limit = 1e3 if values.dtype == torch.float64 else 3e4
-    return CausalPlan(scaled, scale, real, count, settled, twins, first, n_query, eps, limit, constraint)
+    return CausalPlan(
+        scaled, scale, real, count, independent, distinct, duplicate_keys, first, n_query, eps, limit, constraint
+    )
 
 
-def causal_blocks(plan: CausalPlan) -> Iterator[Block]:
-    """The blocks after the first rows, in order."""
-    scaled, real, count = plan.scaled, plan.real, plan.count
+@dataclass(frozen=True)
+class PrefixFactor:
+    """The Cholesky factor of the keys before `base`, for rows start … stop − 1, which see the keys before `end`.
+
+    fresh (u…, rows, d_v): the block's own rows, as they enter the Gram matrix. inverse (u…, d_v, d_v) = L⁻¹. spread
+    (u…): κ_F. full_rank (u…): every prefix of the block is provably of full column rank.
+    """
+
+    start: int
+    stop: int
+    base: int
+    end: int
+    fresh: Tensor
+    inverse: Tensor
+    spread: Tensor
+    full_rank: Tensor
+
+
+def prefix_factors(plan: CausalPlan) -> Iterator[PrefixFactor]:
+    """One factorisation for each block of rows after the first rows, in order: a running sum of Gram matrices."""
+    scaled, count = plan.scaled, plan.count
     n_key, width = scaled.shape[-2:]
     simplex = plan.constraint == "simplex"
-    columns = width + int(simplex)
     shift = n_key - plan.n_query
     norm = scaled.square().sum(-1).cumsum(-1).sqrt()  # ‖V‖_F of every prefix, ≥ σ_max
-    mean = scaled.cumsum(-2) / count.clamp(min=1).unsqueeze(-1) if simplex else None
-    updates = helmert_rows(scaled, real)[0] if simplex else scaled
+    updates = helmert_rows(scaled, plan.real)[0] if simplex else scaled
     past = updates[..., : max(0, plan.first + shift), :]
     gram = past.mT @ past
     stop = plan.first
@@ -124,12 +147,24 @@ def causal_blocks(plan: CausalPlan) -> Iterator[Block]:
         inverse, size, good = inverse_cholesky(gram)
         spread = size * gram.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
         gram = gram + fresh.mT @ fresh
-        good &= (spread < plan.limit) & (size * norm[..., end - 1] * max(end, width) * plan.eps < 0.5)
-        good &= count[..., base - 1] >= columns
+        full = good & (spread < CHOLESKY_LIMIT) & (size * norm[..., end - 1] * max(end, width) * plan.eps < PROVED)
+        full &= count[..., base - 1] >= width + int(simplex)
+        yield PrefixFactor(start, stop, base, end, fresh, inverse, spread, full)
+
+
+def causal_blocks(plan: CausalPlan) -> Iterator[Block]:
+    """The blocks after the first rows, in order."""
+    scaled, real, count = plan.scaled, plan.real, plan.count
+    width = scaled.shape[-1]
+    mean = scaled.cumsum(-2) / count.clamp(min=1).unsqueeze(-1) if plan.constraint == "simplex" else None
+    for factor in prefix_factors(plan):
+        start, stop, base, end = factor.start, factor.stop, factor.base, factor.end
+        good = factor.full_rank & (factor.spread < plan.limit)
+        inverse = factor.inverse
         if not bool(good.all()):
-            # A nearly singular head would make U huge; the identity keeps its (unused) numbers finite.
+            # A nearly singular head would make U huge; zero keeps its (unused) numbers finite.
             inverse = torch.where(good[..., None, None], inverse, 0.0)
-        u = inverse @ fresh.mT
+        u = inverse @ factor.fresh.mT
         small = torch.linalg.cholesky(u.mT @ u + torch.eye(stop - start, dtype=torch.float64))
         w = torch.linalg.solve_triangular(small, u.mT, upper=False).mT
         body = scaled[..., :end, :]
@@ -140,9 +175,9 @@ def causal_blocks(plan: CausalPlan) -> Iterator[Block]:
             body = (body - origin) * real[..., :end].unsqueeze(-1)
             drift = (mean[..., base:end, :] - origin) @ inverse.mT
         ones = count[..., base:end].clamp(min=1).unsqueeze(-1).to(torch.float64).reciprocal()
-        fresh_leverage = float(u.square().sum(-2).max())
+        fresh_leverage = float(u.square().sum(-2).max()) if u.numel() else 0.0
         z = body @ inverse.mT
-        yield Block(start, stop, base, end, good, spread, inverse, z, w, origin, drift, ones, fresh_leverage)
+        yield Block(start, stop, base, end, good, factor.spread, inverse, z, w, origin, drift, ones, fresh_leverage)
 
 
 def _at_rows(at_keys: Tensor, n_query: int, before: int) -> Tensor:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whence.core.numerics.masks import full_mask
+from whence.core.numerics.tolerances import STRAY_MASS, row_sum_slack
 from whence.errors import InputError
 
 Constraint = Literal["output", "simplex"]
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-# Mass that a mask may leave on invisible keys: float32 softmax over -1e4 biases leaves far less, a mask
-# that is transposed or inverted leaves far more.
-_STRAY_MASS = 1e-3
 _SMALL_HEAD = 4096
 
 
@@ -33,8 +33,15 @@ def check_tensor(name: str, given: object, expected: str) -> None:
     """Refuse arrays and lists with a sentence; type checkers see the annotation, notebooks do not."""
     if not isinstance(given, Tensor):
         raise InputError(f"{name} is {type(given).__name__}; give a torch tensor {expected}.")
-    if not given.dtype.is_floating_point:
-        raise InputError(f"{name} is {given.dtype}; give a floating-point tensor {expected}.")
+    if given.dtype not in _DTYPES:
+        raise InputError(
+            f"{name} is {given.dtype}; give a floating-point tensor {expected}: float16, bfloat16, float32 or float64."
+        )
+    if given.layout != torch.strided or given.device.type != "cpu":
+        kind = given.layout if given.layout != torch.strided else f"on {given.device}"
+        raise InputError(
+            f"{name} is {kind}; give a dense tensor {expected} on the CPU (tensor.to_dense(), tensor.cpu())."
+        )
 
 
 def check_constraint(constraint: str) -> None:
@@ -48,8 +55,8 @@ def check_constraint(constraint: str) -> None:
 
 def check_finite(name: str, tensor: Tensor) -> None:
     """Refuse NaN and infinity, counted."""
-    # A sum is one pass without a temporary; NaN and infinity survive it. It may overflow on finite input,
-    # so only the exact test may refuse.
+    # A sum is one pass without a temporary; NaN and infinity survive it. It may overflow on finite input, so only the
+    # exact test may refuse.
     if not bool(torch.isfinite(tensor.sum())) and not bool(torch.isfinite(tensor).all()):
         bad = int((~torch.isfinite(tensor)).sum())
         raise InputError(
@@ -78,6 +85,19 @@ def check_visible(visible: Tensor, n_query: int | None, n_key: int) -> None:
         raise InputError(f"visible has shape {shape(visible)}; expected a shape broadcastable to {want}.")
     if n_query is not None and visible.ndim > 1 and visible.shape[-2] not in (1, n_query):
         raise InputError(f"visible has shape {shape(visible)}; expected a shape broadcastable to {want}.")
+
+
+def check_rows(values: Tensor, visible: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """A mask over the keys of values as (…, n_query, n_key), and the batch shape of both."""
+    n = values.shape[-2]
+    check_visible(visible, None, n)
+    if visible.ndim < 2:
+        raise InputError(f"visible has shape {shape(visible)}; expected (…, n_query, {n}): add a query dimension.")
+    mask = full_mask(visible, visible.shape[-2], n)
+    try:
+        return mask, broadcast(values.shape[:-2], mask.shape[:-2])
+    except RuntimeError:
+        raise InputError(f"visible {shape(visible)} does not broadcast against values {shape(values)}.") from None
 
 
 def check_pair(attention: Tensor, values: Tensor, visible: Tensor | None, *, finite: bool = True) -> tuple[int, ...]:
@@ -118,8 +138,10 @@ def check_stray(attention: Tensor, visible: Tensor) -> None:
     skip = (visible | ~visible.any(-1, keepdim=True)).expand(whole)
     # Head by head the temporary stays in cache, and the test costs one read of the attention; small heads at once.
     parts = np.ndindex(whole[:-2]) if math.prod(whole[-2:]) > _SMALL_HEAD else [()]
+    if not rows.numel():
+        return
     worst = max(float(rows[i].masked_fill(skip[i], 0.0).abs_().sum(-1, dtype=torch.float32).max()) for i in parts)
-    if worst > _STRAY_MASS:
+    if worst > STRAY_MASS:
         raise InputError(
             f"a row of attention {shape(attention)} puts mass {worst:.3g} on keys that visible {shape(visible)} "
             "hides; check that the mask is this attention's and neither inverted nor transposed."
@@ -153,7 +175,7 @@ def as_row(attention_row: Tensor, values: Tensor, visible: Tensor | None) -> tup
             raise InputError("no key is visible to this row; a fully masked row has nothing to analyse: drop it.")
         check_stray(attention_row.unsqueeze(0), seen.unsqueeze(0))
     row = attention_row.detach().to(torch.float64).masked_fill(~seen, 0.0)
-    slack = 1e-3 if attention_row.dtype in (torch.float32, torch.float64) else 2e-2
+    slack = row_sum_slack(attention_row.dtype)
     total, least = float(row.sum()), float(row.min())
     if least < 0 or abs(total - 1) > slack:
         raise InputError(

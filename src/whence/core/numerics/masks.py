@@ -1,7 +1,7 @@
 """Who sees what: how a boolean mask decides which algorithm runs.
 
-A *unit* is one value head together with one set of visible keys: the thing that is factorised. Full and padded
-attention have one unit a head, causal attention a nested chain of them, anything else is grouped by distinct set.
+A *head mask* is one value head together with one set of visible keys: the thing that is factorised. Full and padded
+attention have one a head, causal attention a nested chain of them, anything else is grouped by distinct set.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def flat_index(own: tuple[int, ...], batch: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class Group:
-    """Units with equally many member rows, ready for one batched call.
+    """Head masks with equally many member rows, ready for one batched call.
 
     value: (u,) flat value head; keys: (u, m) key indices, valid: (u, m) which of them are real (real ones first);
-    batch, row: (u, k) flat batch index and query row of the k members of each unit.
+    batch, row: (u, k) flat batch index and query row of the k members of each head mask.
     """
 
     value: Tensor
@@ -96,27 +96,27 @@ def grouped(
         return
     value_of = flat_index(value_batch, batch)[member_batch]
     key = value_of * len(sets) + set_of[member_batch, member_row]
-    unit, unit_of, members = torch.unique(key, return_inverse=True, return_counts=True)
-    order = torch.argsort(unit_of, stable=True)
+    head_mask, head_mask_of, members = torch.unique(key, return_inverse=True, return_counts=True)
+    order = torch.argsort(head_mask_of, stable=True)
     start = members.cumsum(0) - members
-    unit_set, unit_value = unit % len(sets), unit // len(sets)
+    set_index, value_index = head_mask % len(sets), head_mask // len(sets)
     for k in members.unique().tolist():
         some = (members == k).nonzero().squeeze(-1)
         # Sorted by size, a chunk pads little.
-        some = some[torch.argsort(size[unit_set[some]], stable=True)]
+        some = some[torch.argsort(size[set_index[some]], stable=True)]
         position = 0
         while position < some.numel():
-            ahead = size[unit_set[some[position:]]]
+            ahead = size[set_index[some[position:]]]
             cost = ahead * (width + k) * torch.arange(1, ahead.numel() + 1)
             take = max(1, int((cost <= budget).sum()))
             chunk = some[position : position + take]
             position += take
-            chosen = sets[unit_set[chunk]]
-            longest = int(size[unit_set[chunk]].max())
+            chosen = sets[set_index[chunk]]
+            longest = int(size[set_index[chunk]].max())
             keys = torch.argsort(chosen.to(torch.int8), dim=-1, descending=True, stable=True)[:, :longest]
             member = order[start[chunk].unsqueeze(-1) + torch.arange(k)]
             yield Group(
-                unit_value[chunk],
+                value_index[chunk],
                 keys,
                 torch.gather(chosen, 1, keys),
                 member_batch[member],

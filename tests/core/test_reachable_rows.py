@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core import make
-from whence.core.attention.reachable_rows import fibre_dimension, near_tied
-from whence.core.attention.search_reachable import search_fibre
+from whence.core.attention.reachable_rows import near_tied, reachable_dimension
+from whence.core.attention.search_reachable import search_reachable
 from whence.errors import InputError
 
 
@@ -18,7 +18,7 @@ from whence.errors import InputError
 def test_local_dimension_is_the_kernel_of_the_jacobian(n: int, d_k: int, d_v: int, seed: int) -> None:
     attention = make.attention(3, n, seed=seed, sharpness=1.0, dtype=torch.float64)
     keys, values = (make.values(n, d, seed=seed + i, dtype=torch.float64) for i, d in ((1, d_k), (2, d_v)))
-    found = fibre_dimension(attention, keys, values)
+    found = reachable_dimension(attention, keys, values)
     for i, a in enumerate(attention):
         # d(output)/dq and d(row)/dq: directions that move the row and not the output.
         sigma = torch.diag(a) - torch.outer(a, a)
@@ -35,9 +35,9 @@ def test_per_row_masks_equal_separate_rows() -> None:
     visible = make.causal(14)
     attention = make.attention(14, 14, visible=visible, sharpness=1.0, dtype=torch.float64)
     keys, values = make.values(14, 6, seed=2, dtype=torch.float64), make.values(14, 3, seed=3, dtype=torch.float64)
-    found = fibre_dimension(attention, keys, values, visible=visible)
+    found = reachable_dimension(attention, keys, values, visible=visible)
     for i in range(14):
-        one = fibre_dimension(attention[i : i + 1, : i + 1], keys[: i + 1], values[: i + 1])
+        one = reachable_dimension(attention[i : i + 1, : i + 1], keys[: i + 1], values[: i + 1])
         assert float(found.dimension[i]) == float(one.dimension[0])
         assert float(found.ratio[i]) == pytest.approx(float(one.ratio[0]), rel=1e-6)
 
@@ -46,7 +46,7 @@ def test_a_peaked_row_is_undetermined_rather_than_guessed() -> None:
     logits = torch.zeros(1, 12, dtype=torch.float64)
     logits[0, 0], logits[0, 1] = 60.0, 30.0
     attention = torch.softmax(logits, -1)
-    found = fibre_dimension(attention, make.values(12, 5), make.values(12, 5, seed=4))
+    found = reachable_dimension(attention, make.values(12, 5), make.values(12, 5, seed=4))
     assert not bool(found.determined[0])
     assert bool(torch.isnan(found.dimension[0]))
 
@@ -57,7 +57,7 @@ def test_theorem_1_tied_keys_are_unique() -> None:
     result = near_tied(keys, values, query_diameter=10.0)
     assert bool(result.tied)
     assert float(result.bound) == 0.0
-    search = search_fibre(make.attention(40), keys, values)
+    search = search_reachable(make.attention(40), keys, values)
     assert search.tied
     assert not search.found
     assert "unique" in search.verdict
@@ -70,7 +70,7 @@ def test_theorem_2_holds_for_what_the_search_finds() -> None:
         mix = make.values(6, 8, seed=seed + 20, dtype=torch.float64)
         keys = values @ mix + 0.1 * make.values(24, 8, seed=seed + 50, dtype=torch.float64)
         row = make.attention(24, seed=seed, dtype=torch.float64)
-        search = search_fibre(row, keys, values, starts=32)
+        search = search_reachable(row, keys, values, starts=32)
         if search.found:
             reach = float(search.query_change.norm())
             bound = float(near_tied(keys, values, query_diameter=reach).bound)
@@ -81,7 +81,7 @@ def test_theorem_2_holds_for_what_the_search_finds() -> None:
 
 def test_a_found_row_is_reachable_and_has_the_same_output() -> None:
     row, keys, values = make.attention(30), make.values(30, 6, seed=7), make.values(30, 3, seed=8)
-    search = search_fibre(row, keys, values, starts=16)
+    search = search_reachable(row, keys, values, starts=16)
     assert search.found
     x = search.alternative
     assert torch.allclose(x @ values.double(), search.row @ values.double(), atol=1e-12)
@@ -92,7 +92,7 @@ def test_a_found_row_is_reachable_and_has_the_same_output() -> None:
 
 def test_finding_none_is_not_a_proof_of_none() -> None:
     row, keys, values = make.attention(20), make.values(20, 2, seed=7), make.values(20, 6, seed=8)
-    search = search_fibre(row, keys, values, starts=12)
+    search = search_reachable(row, keys, values, starts=12)
     assert not search.found
     assert search.verdict == "none found in 12 starts"
     assert 0 < search.returned <= 12
@@ -107,10 +107,10 @@ def test_queries_give_their_diameter() -> None:
 def test_errors_say_what_to_do() -> None:
     row, keys, values = make.attention(8), make.values(8, 3), make.values(8, 2)
     with pytest.raises(InputError, match="different numbers"):
-        fibre_dimension(row[None], keys[:5], values)
+        reachable_dimension(row[None], keys[:5], values)
     with pytest.raises(InputError, match="either queries"):
         near_tied(keys, values)
     with pytest.raises(InputError, match="one line for each key"):
-        search_fibre(row, keys[:4], values)
+        search_reachable(row, keys[:4], values)
     with pytest.raises(InputError, match="starts=0"):
-        search_fibre(row, keys, values, starts=0)
+        search_reachable(row, keys, values, starts=0)

@@ -1,4 +1,4 @@
-"""Equal values: who is found equal, and what the settled rows of a causal head then are."""
+"""Equal values: who is found equal, and what the independent rows of a causal head then are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.core import core_oracle as oracle
 from tests.core import make
 from whence.core.attention.effective_attention import effective_attention
 from whence.core.attention.leverage import leverage
-from whence.core.numerics.duplicate_keys import early_prefixes, leaders, twin_means
+from whence.core.numerics.duplicate_keys import duplicate_means, early_prefixes, first_equal_rows
 
 
 def repeated(
@@ -23,12 +23,12 @@ def repeated(
 
 def test_leaders_are_the_first_equal_rows() -> None:
     values = [[[1.0, 2.0], [0.0, -0.0], [1.0, 2.0], [-0.0, 0.0], [2.0, 1.0], [1.0, 2.0 + 1e-15]]]
-    assert leaders(torch.tensor(values, dtype=torch.float64)).tolist() == [[0, 1, 0, 1, 4, 5]]
+    assert first_equal_rows(torch.tensor(values, dtype=torch.float64)).tolist() == [[0, 1, 0, 1, 4, 5]]
 
 
 def test_leaders_equal_a_double_loop() -> None:
     values = repeated(60, 3, 7).double()
-    for head, found in zip(values, leaders(values), strict=True):
+    for head, found in zip(values, first_equal_rows(values), strict=True):
         for j, row in enumerate(head):
             assert int(found[j]) == next(k for k in range(60) if torch.equal(head[k], row))
 
@@ -67,14 +67,14 @@ def test_settled_only_where_proved() -> None:
     values[1, 5] = values[1, 2]  # equal
     values[2, 5] = values[2, 2] + values[2, 3]  # dependent, not equal
     early = early_prefixes(values, torch.ones(3, 20, dtype=torch.bool), 1e-7, simplex=False)
-    assert early.has_twins.tolist() == [False, True, False]
-    assert early.settled.sum(-1).tolist() == [8, 9, 5]
+    assert early.has_duplicates.tolist() == [False, True, False]
+    assert early.independent.sum(-1).tolist() == [8, 9, 5]
 
 
 def test_means_keep_what_the_output_sees() -> None:
     values = repeated(30, 8, 5, heads=1)[0]
     mask = make.causal(30)
     attention = make.attention(30, 30, visible=mask)
-    means = twin_means(attention, leaders(values.double()[None])[0], mask)
+    means = duplicate_means(attention, first_equal_rows(values.double()[None])[0], mask)
     assert torch.allclose(means.float() @ values, attention @ values, atol=1e-5)
     assert not means[~mask].any()
