@@ -128,7 +128,7 @@ def test_leverage_is_the_projectors_diagonal(traces):
 
 def test_the_frame_has_a_line_per_row(traces):
     found, _ = traces["minilm"]
-    frame = whence.identifiability(found).to_frame()
+    frame = whence.identifiability(found, condition=True).to_frame()
     assert len(frame) == 6 * 12 * len(found.tokens)
     assert {"length", "rank", "null_dimension", "simplex_null_dimension", "condition", "null_share", "r"} <= set(
         frame.columns

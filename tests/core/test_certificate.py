@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -89,12 +90,75 @@ def test_a_tolerance_only_widens() -> None:
     assert loose.check()
 
 
-@pytest.mark.parametrize("name", ["lower", "upper", "gaps", "outside"])
-def test_a_tampered_certificate_fails(name: str) -> None:
-    certificate = certify_row(make.attention(30), make.values(30, 6))
-    better = {"lower": 1e-3, "upper": -1e-3, "gaps": 1e-3, "outside": -1e-3}[name]
+def tampered(certificate: Certificate) -> dict[str, object]:
+    """Every number of a certificate changed, one at a time, for better and for worse."""
+    changed: dict[str, object] = {"tolerance": -1.0, "eps": 1e-3, "rank": certificate.rank + 1}
+    changed |= {"dimension": certificate.dimension - 1, "condition": certificate.condition * 1.01}
+    for name in ("lower", "upper", "gaps", "outside", "bound_lower", "bound_upper"):
+        for sign in (1, -1):
+            changed[f"{name} {sign:+d}"] = getattr(certificate, name) + sign * 1e-3
+    return changed
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.05])
+def test_a_tampered_certificate_fails(tolerance: float) -> None:
+    certificate = certify_row(make.attention(30), make.values(30, 6), tolerance=tolerance)
     assert certificate.check()
-    assert not dataclasses.replace(certificate, **{name: getattr(certificate, name) + better}).check()
+    for name, value in tampered(certificate).items():
+        assert not dataclasses.replace(certificate, **{name.split()[0]: value}).check(), name
+    for name, index in (("keys", -1), ("pairs", 30), ("keys", 99)):
+        whole = getattr(certificate, name).clone()
+        whole.view(-1)[0] = index
+        assert not dataclasses.replace(certificate, **{name: whole}).check(), name
+    for name in ("row", "lower", "upper_duals", "bound_directions", "values"):
+        assert not dataclasses.replace(certificate, **{name: getattr(certificate, name) * torch.nan}).check(), name
+        assert not dataclasses.replace(certificate, **{name: getattr(certificate, name)[:-1]}).check(), name
+    assert not dataclasses.replace(certificate, tolerance=float("nan")).check()
+    assert not dataclasses.replace(certificate, row=certificate.row * 1.001).check()
+    hidden = certificate.visible.clone()
+    hidden[int(certificate.keys[0])] = False
+    assert not dataclasses.replace(certificate, visible=hidden).check()
+
+
+def test_a_dimension_with_exact_zeros_is_proved() -> None:
+    face = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, 0.0], [0.3, 1.0], [0.6, 2.0]])
+    certificate = certify_row(torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0]), face)
+    assert certificate.support.tolist() == [True, True, True, False, False]
+    assert certificate.check()
+    everything = torch.ones(5, dtype=torch.bool)
+    for dimension, support in ((2, everything), (0, certificate.row > 0), (2, certificate.support)):
+        assert not dataclasses.replace(certificate, dimension=dimension, support=support).check()
+    assert not dataclasses.replace(certificate, interior=torch.full((5,), 0.2).double(), support=everything).check()
+    wrong = certificate.support_dual + 1.0
+    assert not dataclasses.replace(certificate, support_dual=wrong).check()
+
+
+def exact_bound(certificate: Certificate, cost: list[int], dual: torch.Tensor) -> Fraction:
+    """uᵀo + min_j (c_j − v_jᵀu), in rational arithmetic."""
+    row = [Fraction(x) for x in certificate.row.tolist()]
+    values = [[Fraction(x) for x in line] for line in certificate.values.tolist()]
+    u = [Fraction(x) for x in dual.tolist()]
+    price = [sum((x * y for x, y in zip(line, u, strict=True)), Fraction(0)) for line in values]
+    return sum((a * p for a, p in zip(row, price, strict=True)), Fraction(0)) + min(
+        c - p for c, p in zip(cost, price, strict=True)
+    )
+
+
+@pytest.mark.parametrize("seed", [3, 10, 38, 77, 148])
+def test_no_reported_end_is_tighter_than_its_dual_proves(seed: int) -> None:
+    n, d = 2 + seed % 17, 1 + seed % 7
+    dtype = torch.float64 if seed % 2 else torch.float32
+    row = make.attention(n, seed=seed, sharpness=[1, 2, 8, 20, 40][seed % 5], dtype=dtype)
+    values = make.values(n, d, seed=seed + 1, duplicates=n // 4 if seed % 3 else 0, dtype=dtype)
+    c = certify_row(row, values, top=[None, 2, 5][seed % 3])
+    one = np.eye(n, dtype=int)
+    for k, j in enumerate(c.keys.tolist()):
+        assert Fraction(float(c.lower[k])) <= max(exact_bound(c, one[j].tolist(), c.lower_duals[k]), 0)
+        assert -Fraction(float(c.upper[k])) <= max(exact_bound(c, (-one[j]).tolist(), c.upper_duals[k]), -1)
+    outside = [0 if j in c.keys.tolist() else -1 for j in range(n)]
+    assert -Fraction(c.outside) <= max(exact_bound(c, outside, c.outside_dual), -1)
+    for p, (i, j) in enumerate(c.pairs.tolist()):
+        assert Fraction(float(c.gaps[p])) <= max(exact_bound(c, (one[i] - one[j]).tolist(), c.pair_duals[p]), -1)
 
 
 def test_a_wrong_dual_proves_only_a_wider_interval() -> None:

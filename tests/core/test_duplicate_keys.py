@@ -9,6 +9,7 @@ from tests.core import core_oracle as oracle
 from tests.core import make
 from whence.core.attention.effective_attention import effective_attention
 from whence.core.attention.leverage import leverage
+from whence.core.attention.null_space import null_space
 from whence.core.numerics.duplicate_keys import duplicate_means, early_prefixes, first_equal_rows
 
 
@@ -78,3 +79,14 @@ def test_means_keep_what_the_output_sees() -> None:
     means = duplicate_means(attention, first_equal_rows(values.double()[None])[0], mask)
     assert torch.allclose(means.float() @ values, attention @ values, atol=1e-5)
     assert not means[~mask].any()
+
+
+def test_an_absent_key_is_nobodys_double() -> None:
+    # Padding is zero inside; a real key of value 0 (a sink, say) must still count among the distinct ones.
+    values = torch.tensor([[[7.0], [0.0], [1.0], [2.0], [3.0]]])
+    visible = make.causal(5) & (torch.arange(5) > 0)
+    attention = make.attention(1, 5, 5, visible=visible)
+    found = effective_attention(attention, values, visible=visible, constraint="simplex")
+    wanted = oracle.effective(attention, values, visible, simplex=True)
+    assert float((found - wanted).abs().max()) < 1e-6
+    assert null_space(values, visible=visible).simplex_rank.tolist() == [[0, 1, 2, 2, 2]]

@@ -49,6 +49,34 @@ def test_hidden_keys_do_not_count() -> None:
     )
 
 
+def test_small_singular_values_of_an_output_matrix_count() -> None:
+    # Those of real output matrices are 3e-5 of the largest: far above any rounding of float32 weights.
+    heads, d_v, n = 4, 8, 20
+    u, _ = torch.linalg.qr(make.values(32, 32, seed=5, dtype=torch.float64))
+    v, _ = torch.linalg.qr(make.values(32, 32, seed=6, dtype=torch.float64))
+    s = torch.logspace(0, -4.5, 32, dtype=torch.float64)
+    for dtype in (torch.float32, torch.float64):
+        output = ((u * s) @ v.T).to(dtype).reshape(heads, d_v, 32)
+        joint = joint_identifiability(output, make.values(heads, n, d_v))
+        assert joint.determines_heads
+        assert joint.condition == pytest.approx(10**4.5, rel=1e-2)
+        # Every head output is determined, so nothing is free but what each head leaves free on its own.
+        assert joint.null_dimension == heads * (n - 1 - d_v)
+
+
+def test_a_product_of_low_rank_rounded_once_keeps_its_rank() -> None:
+    low = (make.values(32, 5, dtype=torch.float64) @ make.values(5, 48, seed=9, dtype=torch.float64)).float()
+    joint = joint_identifiability(low.reshape(4, 8, 48))
+    assert joint.rank == 5
+    assert not joint.determines_heads
+
+
+def test_every_head_may_see_other_keys() -> None:
+    output, values = make.values(2, 4, 8), make.values(2, 12, 4)
+    visible = torch.arange(12) < torch.tensor([[7], [3]])
+    assert joint_identifiability(output, values, visible=visible).null_dimension == (6 - 4) + (2 - 2)
+
+
 def test_errors_say_what_to_do() -> None:
     with pytest.raises(InputError, match="slices"):
         joint_identifiability(torch.eye(4))

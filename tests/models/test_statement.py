@@ -22,7 +22,9 @@ def second_rows(model: Any, ids: torch.Tensor, rows: int = 8, starts: int = 16) 
         # Nudged about as much as rounding to float32 does: not exactly tied, so that the search is made.
         keys = layer.keys[head].double()
         keys = keys * (1 + 3e-7 * torch.randn(keys.shape, generator=torch.Generator().manual_seed(i)))
-        result = search_reachable(layer.attention[head, query].double(), keys, layer.values[head].double(), starts=starts)
+        result = search_reachable(
+            layer.attention[head, query].double(), keys, layer.values[head].double(), starts=starts
+        )
         assert not result.tied
         found += result.found and result.total_variation > 1e-4
         returned += result.returned

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.functional import pad
 
-from whence.attention.heads import find_row, row_of
+from whence.attention.heads import find_row, head_of, key_labels, row_of
 from whence.core.attention.certificate import Certificate, certify_row
 from whence.core.attention.head_certificate import HeadCertificate, certify_head
+from whence.core.numerics.tolerances import measured_in
 from whence.reading.labels import Tokens
 from whence.reading.trace import Trace
 from whence.results.provenance import Provenance
@@ -111,7 +113,9 @@ def certify(
     weights, values, visible = row_of(found, place, row)
     if tolerance > 0 and found._projection is not None:
         # A tolerance is meant on what the head adds to the block's output, so it is put on T = V W.
-        values = found.transformed_values[place]
+        kind = measured_in(values.dtype)
+        values = pad(found.values[place], (0, 0, 0, len(weights) - found.values.shape[1])).to(kind)
+        values = values @ found.projection.weight[place].to(kind)
     plain = certify_row(weights, values, top=top, tolerance=tolerance, visible=visible, orders=orders)
     return TokenCertificate(
         **{name: getattr(plain, name) for name in plain.__dataclass_fields__},
@@ -119,7 +123,7 @@ def certify(
         head=head,
         query=row,
         tokens=stack.tokens,
-        key_tokens=stack.key_tokens,
+        key_tokens=key_labels(stack),
         provenance=trace.provenance.by(
             "certify", layer=layer, head=head, query=row, top=top, tolerance=tolerance, attention=stack.name
         ),
@@ -131,6 +135,5 @@ def certify_whole_head(
 ) -> HeadCertificate:
     """Proved intervals for every weight of every row of a head, from the duals of a few rows."""
     _, found, place, _ = find_row(trace, layer, head, 0, attention)
-    _, values, _ = row_of(found, place, 0)
-    visible = found.visible if found.visible is None or found.visible.dim() == 2 else found.visible[place]
-    return certify_head(found.attention[place], values, rows=rows, visible=visible)
+    weights, values, visible = head_of(found, place)
+    return certify_head(weights, values, rows=rows, visible=visible)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from whence.attention.heads import by_group, row_of
-from whence.attention.witness import Verification, relative
+from whence.attention.heads import by_group, head_of, key_labels, row_of, sink_last
+from whence.attention.witness import Verification, relative, rounding_of
 from whence.core.attention.alternatives import alternative_attention
 from whence.core.attention.witness import random_row_at, witness_row
 from whence.reading.rerun.substitution import Replace, Substituted, substitute
-from whence.reading.trace import Stack, Trace
+from whence.reading.trace import Layer, Stack, Trace
 from whence.results.result import Result
 
 if TYPE_CHECKING:
@@ -70,10 +70,7 @@ class Doppelganger(Result):
             raise InputError("this doppelganger was loaded from a file and has no trace: make it again to verify it.")
         stack = self.trace.of(self.attention)
         original = [layer.attention.to(torch.float64) for layer in stack]
-        control = [
-            _random(layer.attention, self.extra["total_variation"][i], layer.visible, seed)
-            for i, layer in enumerate(stack)
-        ]
+        control = [_random(layer, self.extra["total_variation"][i], seed) for i, layer in enumerate(stack)]
         baseline, changed, moved = (self._run(maps, model) for maps in (original, list(self.values), control))
         outputs = [
             torch.stack([la.outputs for la in run.trace.of(self.attention)]) for run in (baseline, changed, moved)
@@ -86,26 +83,32 @@ class Doppelganger(Result):
             )
             for o, run in zip(outputs[1:], (changed, moved), strict=True)
         ]
-        return Verification(self.total_variation, found[0][0] or 0.0, *found[0][1:], found[1][0] or 0.0, *found[1][1:])
+        return Verification(
+            self.total_variation, found[0][0] or 0.0, *found[0][1:], found[1][0] or 0.0, *found[1][1:],
+            rounding_of(outputs[0]),
+        )  # fmt: skip
 
     def _run(self, maps: list[Tensor], model: Any) -> Substituted:
         assert self.trace is not None
+        keys = len(self.trace.of(self.attention).key_tokens)  # a sink takes what the keys leave
         changes = [
-            Replace(layer, weights, attention=self.attention) for layer, weights in zip(self.layers, maps, strict=True)
+            Replace(layer, weights[..., :keys], attention=self.attention)
+            for layer, weights in zip(self.layers, maps, strict=True)
         ]
         return substitute(self.trace, changes, model=model)
 
 
-def _random(attention: Tensor, distances: Tensor, visible: Tensor | None, seed: int) -> Tensor:
+def _random(layer: Layer, distances: Tensor, seed: int) -> Tensor:
     """Every row moved at random as far as the doppelganger moved it."""
-    other = torch.zeros(attention.shape, dtype=torch.float64)
-    for h in range(attention.shape[0]):
-        for q in range(attention.shape[1]):
-            seen = None if visible is None else visible[q] if visible.dim() == 2 else visible[h, q]
-            row = attention[h, q].to(torch.float64)
-            total = row.sum()
-            other[h, q] = random_row_at(row / total, float(distances[h, q]), seed=seed + q, visible=seen) * total
-    return other
+    other = []
+    for place in range(len(layer.heads)):
+        weights, _, visible = head_of(layer, place)
+        rows = []
+        for q, row in enumerate(weights.to(torch.float64)):
+            total, seen = row.sum(), None if visible is None else visible[q]
+            rows.append(random_row_at(row / total, float(distances[place, q]), seed=seed + q, visible=seen) * total)
+        other.append(torch.stack(rows))
+    return torch.stack(other)
 
 
 def doppelganger(
@@ -117,6 +120,7 @@ def doppelganger(
     witness (outside the budget), to say how much of what is possible was reached.
     """
     stack = trace.of(attention)
+    labels = key_labels(stack)
     begin = time.monotonic()
     maps, distances, residuals = [], [], []
     for i, layer in enumerate(stack):
@@ -124,7 +128,7 @@ def doppelganger(
         weights, values, visible = by_group(layer)
         share = max(left / (len(stack) - i), 1e-3)
         found = alternative_attention(weights, values, visible=visible, budget=share, seed=seed)
-        maps.append(found.attention.flatten(0, 1))
+        maps.append(sink_last(layer, found.attention.flatten(0, 1), len(labels)))
         distances.append(found.total_variation.flatten(0, 1))
         residuals.append(found.residual.flatten(0, 1))
     moved = torch.stack(distances)
@@ -133,7 +137,7 @@ def doppelganger(
         values=torch.stack(maps),
         axes=("layer", "head", "query", "key"),
         tokens=stack.tokens,
-        key_tokens=None if stack.key_tokens is stack.tokens else stack.key_tokens,
+        key_tokens=None if labels is stack.tokens else labels,
         layers=tuple(layer.index for layer in stack),
         heads=stack.layers[0].heads,
         provenance=trace.provenance.by("doppelganger", budget=budget, seed=seed, attention=stack.name),
@@ -154,6 +158,7 @@ def _sampled(stack: Stack, moved: Tensor, sample: int, seed: int) -> dict[str, T
         h = int(torch.randint(heads, (1,), generator=generator))
         q = int(torch.randint(n_query, (1,), generator=generator))
         weights, values, visible = row_of(layer, h, q)
+        weights = weights.to(torch.float64)
         best = witness_row(weights / weights.sum(), values, visible=visible, seed=seed)
         layers.append(layer.index)
         here.append(float(moved[i, h, q]))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, overload
 
+import torch
 from torch import Tensor
 
-from whence.attention.heads import by_group
+from whence.attention.heads import by_group, key_labels, sink_last
 from whence.core.attention.effective_attention import effective_attention as effective
-from whence.core.numerics._memory import stacked
 from whence.core.numerics.checks import Constraint
 from whence.errors import InputError
 from whence.reading.trace import Layer, Trace
@@ -51,6 +51,7 @@ def effective_attention(
     On tensors: attention (…, n_query, n_key) and values (…, n_key, d_v), any leading batch; `visible` a boolean mask,
     rows × keys; a tensor comes back. On a trace: all layers and heads at once, a result comes back; `attention` then
     names the stack of an encoder–decoder ("encoder", "decoder", "cross").
+    A learned sink is a column of its own, the last, named "sink".
     `constraint`: "output", the paper's: the row of least norm with the same output; "simplex": rows keep their sum.
 
     >>> import torch, whence
@@ -75,27 +76,30 @@ def effective_attention(
     return effective(a, v, constraint=constraint, visible=visible, outputs=outputs)
 
 
-def of_layer(layer: Layer, constraint: Constraint = "output") -> Tensor:
-    """[head, query, key] of one layer."""
+def of_layer(layer: Layer, constraint: Constraint = "output", *, columns: int | None = None) -> Tensor:
+    """[head, query, key] of one layer; with `columns`, one more than the keys, a sink is the last of them."""
     weights, values, visible = by_group(layer)
     projection, outputs = layer._projection, layer._outputs
     known = None
     if outputs is not None and projection is not None and projection.full_rank:
         known = outputs.unflatten(0, (values.shape[0], -1))  # C = A V, already computed by the model
-    return effective(weights, values, constraint=constraint, visible=visible, outputs=known).flatten(0, 1)
+    found = effective(weights, values, constraint=constraint, visible=visible, outputs=known).flatten(0, 1)
+    keys = layer.attention.shape[-1]
+    return sink_last(layer, found, max(found.shape[-1], columns or 0))[..., : columns or keys]
 
 
 def of_trace(trace: Trace, *, constraint: Constraint = "output", attention: str | None = None) -> EffectiveAttention:
     """All layers and heads of one stack of a trace."""
     stack = trace.of(attention)
-    found = [of_layer(layer, constraint) for layer in stack]
+    labels = key_labels(stack)
+    found = [of_layer(layer, constraint, columns=len(labels)) for layer in stack]
     if len({f.shape for f in found}) > 1:
         raise InputError("the layers differ in shape: select those that agree with trace.select(layers=…).")
     return EffectiveAttention(
-        values=stacked(found),
+        values=torch.stack(found),
         axes=("layer", "head", "query", "key"),
         tokens=stack.tokens,
-        key_tokens=None if stack.key_tokens is stack.tokens else stack.key_tokens,
+        key_tokens=None if labels is stack.tokens else labels,
         layers=tuple(layer.index for layer in stack),
         heads=stack.layers[0].heads,
         provenance=trace.provenance.by("effective-attention", constraint=constraint, attention=stack.name),

@@ -1,13 +1,23 @@
-"""From a trace to what the mathematics needs: values with the column space of what each head adds to the output."""
+"""From a trace to what the mathematics needs: values with the column space of what each head adds to the output.
+
+A learned sink (gpt_oss) is one more key, always visible, with value 0. Inside it comes first, so that a causal mask
+stays one; in results it is the last column, named "sink".
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from whence.core.numerics.tolerances import measured_in, weight_rank_tolerance
 from whence.errors import InputError
 from whence.reading.labels import Tokens
 from whence.reading.trace import Layer, Stack, Trace
+
+SINK = "sink"
 
 
 def identifying_values(layer: Layer) -> Tensor:
@@ -26,19 +36,56 @@ def identifying_values(layer: Layer) -> Tensor:
     if projection is None or projection.full_rank:
         return values
     left, singular, _ = torch.linalg.svd(projection.weight.to(torch.float64), full_matrices=False)
-    passed = singular > singular[..., :1] * max(projection.weight.shape[-2:]) * torch.finfo(projection.weight.dtype).eps
-    kept: Tensor = layer.values.to(torch.float64) @ (left * passed[:, None])
-    return kept.to(values.dtype)
+    passed = singular > singular[..., :1] * weight_rank_tolerance(projection.weight.dtype)
+    return (layer.values.to(torch.float64) @ (left * passed[:, None])).to(measured_in(values.dtype))
+
+
+def sink_of(layer: Layer) -> Tensor | None:
+    """[head, query]: the weight of the layer's learned sink; None where it has none."""
+    sink: Tensor | None = getattr(layer, "sink", None)
+    return sink
 
 
 def by_group(layer: Layer) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Attention [group, head in group, query, key] and values [group, 1, key, d_v] that broadcast, and the mask."""
-    attention, values = layer.attention, identifying_values(layer)
+    """Attention [group, head in group, query, key] and values [group, 1, key, d_v] that broadcast, and the mask.
+
+    With a sink there is one key more, the first (`sink_last` puts it last).
+    """
+    attention, values, visible = layer.attention, identifying_values(layer), layer.visible
+    sink = sink_of(layer)
+    if sink is not None:
+        attention = torch.cat([sink.to(attention)[..., None], attention], -1)
+        values = pad(values, (0, 0, 1, 0))
+        visible = None if visible is None else pad(visible, (1, 0), value=True)
     groups = values.shape[0]
-    visible = layer.visible
     if visible is not None and visible.dim() == 3:
         visible = visible.unflatten(0, (groups, -1)) if visible.shape[0] == attention.shape[0] else visible[:, None]
     return attention.unflatten(0, (groups, -1)), values[:, None], visible
+
+
+def sink_last(layer: Layer, by_key: Tensor, columns: int) -> Tensor:
+    """What was computed by key (…, key) from `by_group`, with the sink as the last of `columns` columns.
+
+    A layer without a sink in a stack that has them elsewhere gets 0 there.
+    """
+    by_key = by_key if sink_of(layer) is None else by_key.roll(-1, -1)
+    return pad(by_key, (0, columns - by_key.shape[-1]))
+
+
+def key_labels(stack: Stack) -> Tokens:
+    """The keys of a stack's results: its tokens, and the sink after them where the stack has one."""
+    tokens = stack.key_tokens
+    if all(sink_of(layer) is None for layer in stack):
+        return tokens
+    return replace(
+        tokens,
+        text=(*tokens.text, SINK),
+        raw=(*tokens.raw, SINK),
+        ids=None,
+        spans=None if tokens.spans is None else (*tokens.spans, None),
+        words=None if tokens.words is None else (*tokens.words, None),
+        special=(*tokens.special, True),
+    )
 
 
 def find_row(
@@ -68,11 +115,19 @@ def find_token(tokens: Tokens, query: int | str) -> int:
     return place % n
 
 
-def row_of(layer: Layer, place: int, query: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One attention row [key], the values of its head [key, d_v], and which keys it sees."""
+def head_of(layer: Layer, place: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """One head: attention [query, key], its values [key, d_v] and which keys each row sees; a sink is the last key."""
     values = identifying_values(layer)
-    group = place * values.shape[0] // len(layer.heads)
-    visible = layer.visible
-    if visible is not None:
-        visible = visible[query] if visible.dim() == 2 else visible[place, query]
-    return layer.attention[place, query], values[group], visible
+    weights, values = layer.attention[place], values[place * values.shape[0] // len(layer.heads)]
+    visible, sink = layer.visible_of(place), sink_of(layer)
+    if sink is not None:
+        weights = torch.cat([weights, sink[place].to(weights)[:, None]], -1)
+        values = pad(values, (0, 0, 0, 1))
+        visible = None if visible is None else pad(visible, (0, 1), value=True)
+    return weights, values, visible
+
+
+def row_of(layer: Layer, place: int, query: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """One attention row [key], the values of its head [key, d_v], and which keys it sees; a sink is the last key."""
+    weights, values, visible = head_of(layer, place)
+    return weights[query], values, None if visible is None else visible[query]

@@ -9,29 +9,30 @@ import torch
 from torch import Tensor
 
 from whence.attention.effective_attention import of_layer
-from whence.attention.heads import by_group, identifying_values
+from whence.attention.heads import by_group, key_labels, sink_last
 from whence.core.attention.leverage import leverage
 from whence.core.attention.null_space import NullSpace, null_space
+from whence.core.numerics.tolerances import measured_in
+from whence.reading.labels import Tokens
 from whence.reading.trace import Layer, Stack, Trace
 from whence.results.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ROW_MEASURES = (
-    "length", "rank", "simplex_rank", "null_dimension", "simplex_null_dimension", "condition", "simplex_condition",
-    "null_share", "r", "width",
-)  # fmt: skip
+COUNTS = ("length", "rank", "simplex_rank", "null_dimension", "simplex_null_dimension")
+CONDITIONS = ("condition", "simplex_condition")
 
 
 @dataclass(frozen=True)
 class Identifiability(Result):
     """Null share per layer, head and row (`values`), and in `extra` everything else.
 
-    `extra`: length, rank, simplex_rank, null_dimension, simplex_null_dimension, condition, simplex_condition,
-    null_share, r (Pearson, of the row) as [layer, head, query]; head_r as [layer, head]; leverage as [layer, head,
-    query, key] (or query 1 where every row sees the same keys); raw_by_type and effective_by_type as
-    [layer, head, type]; with keys=True also reachable_dimension and near_tied_bound.
+    `extra`: length, rank, simplex_rank, null_dimension, simplex_null_dimension, null_share = ‖a − a⊥‖₁/‖a‖₁ (it can
+    exceed 1), r (Pearson, of the row) as [layer, head, query]; head_r as [layer, head]; leverage as [layer, head,
+    query, key] (or query 1 where every row of every layer sees the same keys); raw_by_type and effective_by_type as
+    [layer, head, type]; with condition=True also condition and simplex_condition, with keys=True also
+    reachable_dimension, near_tied_bound and what they rest on. A learned sink counts as a key, the last one.
     """
 
     kind: ClassVar[str] = "identifiability"
@@ -41,7 +42,7 @@ class Identifiability(Result):
         return token_types(self.key_tokens or self.tokens)
 
     def to_frame(self) -> pd.DataFrame:
-        """A line per layer, head and row: length, ranks, null dimensions, condition, leverage, null share and r."""
+        """A line per layer, head and row: length, ranks, null dimensions, leverage, null share and r."""
         import pandas as pd
 
         shape = self.values.shape
@@ -78,11 +79,15 @@ def token_types(tokens: Any) -> tuple[str, ...]:
     return (*special, *(k for k in ("punctuation", "rest") if k in kinds))
 
 
-def identifiability(trace: Trace, *, keys: bool = False, attention: str | None = None) -> Identifiability:
-    """Rank, null space, condition, leverage, null share and raw–effective correlation of every attention row.
+def identifiability(
+    trace: Trace, *, keys: bool = False, condition: bool = False, attention: str | None = None
+) -> Identifiability:
+    """Rank, null space, leverage, null share and raw–effective correlation of every attention row.
 
-    With `keys=True` also, for each row, the local dimension of the alternatives that some query could have produced
-    (`reachable_dimension`; −1: undetermined) and for each head the bound of the near-tied theorem (`near_tied_bound`).
+    With `condition=True` also the condition numbers of V and V − 1μᵀ for each row (one factorisation a row under a
+    causal mask). With `keys=True` also, for each row, the local dimension of the alternatives that some query could
+    have produced (`reachable_dimension`; −1: undetermined) and for each head the bound of the near-tied theorem
+    (`near_tied_bound`).
 
     >>> import whence
     >>> found = whence.identifiability(whence.trace(whence.load(), "The bank raised its rates."))
@@ -90,9 +95,10 @@ def identifiability(trace: Trace, *, keys: bool = False, attention: str | None =
     0
     """
     stack = trace.of(attention)
-    layers = [_layer(layer, stack, space) for layer, space in zip(stack, _null_spaces(stack), strict=True)]
-    names = list(layers[0])
-    extra = {name: torch.stack([found[name] for found in layers]) for name in names}
+    labels = key_labels(stack)
+    names = COUNTS + CONDITIONS if condition else COUNTS
+    layers = [_layer(layer, labels, space, names) for layer, space in zip(stack, _null_spaces(stack), strict=True)]
+    extra = {name: _stacked([found[name] for found in layers]) for name in layers[0]}
     if keys:
         from whence.attention.key_constraint import key_constraint
 
@@ -102,12 +108,19 @@ def identifiability(trace: Trace, *, keys: bool = False, attention: str | None =
         values=extra["null_share"],
         axes=("layer", "head", "query"),
         tokens=stack.tokens,
-        key_tokens=None if stack.key_tokens is stack.tokens else stack.key_tokens,
+        key_tokens=None if labels is stack.tokens else labels,
         layers=tuple(layer.index for layer in stack),
         heads=stack.layers[0].heads,
         provenance=trace.provenance.by("identifiability", keys=keys, attention=stack.name),
         extra=extra,
     )
+
+
+def _stacked(layers: list[Tensor]) -> Tensor:
+    """[layer, …]. Layers with one visible set for all rows may stand beside windowed ones: they are repeated by row."""
+    if len({t.shape for t in layers}) > 1:
+        layers = list(torch.broadcast_tensors(*layers))
+    return torch.stack(layers)
 
 
 def _null_spaces(stack: Stack) -> list[NullSpace]:
@@ -132,55 +145,49 @@ def _same_mask(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and a.shape == b.shape and torch.equal(a, b))
 
 
-def _layer(layer: Layer, stack: Stack, space: NullSpace) -> dict[str, Tensor]:
-    raw = layer.attention
-    heads, n_query, _ = raw.shape
+def _layer(layer: Layer, labels: Tokens, space: NullSpace, names: tuple[str, ...]) -> dict[str, Tensor]:
     weights, values, visible = by_group(layer)
-    group = weights.shape[1]
+    heads, n_query, n_key = len(layer.heads), weights.shape[-2], weights.shape[-1]
+    raw = weights.flatten(0, 1).to(measured_in(weights.dtype))
     full = (*weights.shape[:2], n_query)
 
     def per_row(t: Tensor) -> Tensor:
         return (t if visible is not None else t[..., None]).expand(full).reshape(heads, n_query)
 
-    found = {name: per_row(t) for name, t in space.to_dict().items() if name != "largest"}
-    effective = of_layer(layer)
-    gap = (raw - effective).abs().sum(-1)
-    found["null_share"] = (gap / raw.abs().sum(-1)).to(torch.float64)
-    found["r"], found["head_r"] = _correlations(raw, effective, layer.visible)
-    lever = leverage(identifying_values(layer)[:, None], visible=visible)
+    found = {name: per_row(getattr(space, name)) for name in names}
+    raw, effective = (sink_last(layer, raw, len(labels)), of_layer(layer, columns=len(labels)))
+    seen = n_key if visible is None else visible.sum(-1).expand(full).reshape(heads, n_query)
+    found["null_share"], found["r"], found["head_r"] = null_share_and_r(raw, effective, seen)
+    lever = leverage(values, visible=visible)
     if visible is None:
         lever = lever[..., None, :]
-    found["leverage"] = lever.expand(values.shape[0], group, *lever.shape[-2:]).flatten(0, 1).to(torch.float32)
-    kinds = stack.key_tokens.kinds()
-    types = token_types(stack.key_tokens)
-    picks = torch.tensor([[k == t for t in types] for k in kinds], dtype=raw.dtype, device=raw.device)
-    found["raw_by_type"] = raw.mean(1) @ picks
-    found["effective_by_type"] = effective.mean(1) @ picks
+    lever = lever.expand(*full[:2], *lever.shape[-2:]).flatten(0, 1)
+    found["leverage"] = sink_last(layer, lever, len(labels)).to(torch.float32)
+    kinds, types = labels.kinds(), token_types(labels)
+    picks = torch.tensor([[k == t for t in types] for k in kinds], dtype=torch.float64)
+    found["raw_by_type"], found["effective_by_type"] = (
+        (t.mean(1, dtype=torch.float64) @ picks).to(raw.dtype) for t in (raw, effective)
+    )
     return found
 
 
-def _correlations(raw: Tensor, effective: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Pearson r of raw against effective over the visible keys, per row [head, query] and per head [head].
+def null_share_and_r(raw: Tensor, effective: Tensor, length: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """‖a − a⊥‖₁/‖a‖₁ and Pearson r of each row [head, query], and r of each head [head]; float64.
 
-    From five sums, in float64, without copies of the maps: hidden keys are zero on both sides and add nothing.
-    A row or head whose weights are all equal has no r (NaN).
+    length: how many keys a row sees; hidden keys are 0 on both sides and enter no sum, but they would lift r if they
+    were counted. A row or head whose weights are all equal has no r (NaN).
     """
-    n = raw.shape[-1] if visible is None else visible.sum(-1)
-    count = torch.as_tensor(n, dtype=torch.float64, device=raw.device).expand(raw.shape[:-1])
-    sums = [
-        t.to(torch.float64)
-        for t in (
-            raw.sum(-1, dtype=torch.float64),
-            effective.sum(-1, dtype=torch.float64),
-            torch.linalg.vecdot(raw, raw),
-            torch.linalg.vecdot(effective, effective),
-            torch.linalg.vecdot(raw, effective),
-        )
-    ]
-    return _r(count, sums), _r(count.sum(-1), [s.sum(-1) for s in sums])
+    n = torch.as_tensor(length, dtype=torch.float64).expand(raw.shape[:-1])
+    gaps, sums = [], []
+    for a, e in zip(raw, effective, strict=True):  # a head at a time: its float64 copies stay in the cache
+        a64, e64 = a.to(torch.float64), e.to(torch.float64)
+        gaps.append((a64 - e64).abs().sum(-1) / a64.abs().sum(-1))
+        sums.append(torch.stack([t.sum(-1) for t in (a64, e64, a64 * a64, e64 * e64, a64 * e64)]))
+    total = torch.stack(sums, 1)
+    return torch.stack(gaps), _r(n, total), _r(n.sum(-1), total.sum(-1))
 
 
-def _r(n: Tensor, sums: list[Tensor]) -> Tensor:
+def _r(n: Tensor, sums: Tensor) -> Tensor:
     a, e, aa, ee, ae = sums
     covariance = ae - a * e / n
     spread = ((aa - a * a / n).clamp(min=0) * (ee - e * e / n).clamp(min=0)).sqrt()

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch.nn.functional import pad
+
+from whence.attention.heads import find_token, sink_of
 from whence.core.attention.joint import JointIdentifiability, joint_identifiability
 from whence.reading.trace import Trace
 from whence.results.provenance import Provenance
@@ -61,14 +65,15 @@ def layer_statement(trace: Trace, layer: int, query: int = -1, *, attention: str
     >>> whence.layer_statement(trace, 0).joint.determines_heads
     True
     """
-    from whence.attention.heads import find_token
-
     stack = trace.of(attention)
     found = stack[layer]
     row = find_token(stack.tokens, query)
-    visible = None
-    if found.visible is not None:
-        visible = found.visible[row] if found.visible.dim() == 2 else found.visible[:, row].any(0)
-    joint = joint_identifiability(found.projection.weight, found.values, visible=visible)
+    values = found.values
+    masks = [found.visible_of(place) for place in range(len(found.heads))]
+    seen = None if found.visible is None else torch.stack([mask[row] for mask in masks if mask is not None])
+    if sink_of(found) is not None:
+        values = pad(values, (0, 0, 0, 1))
+        seen = None if seen is None else pad(seen, (0, 1), value=True)
+    joint = joint_identifiability(found.projection.weight, values, visible=seen)
     origin = trace.provenance.by("layer-statement", layer=layer, query=row, attention=stack.name)
     return LayerStatement(layer, row, joint, origin)

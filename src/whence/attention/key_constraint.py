@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from whence.attention.heads import identifying_values, row_of
-from whence.core.attention.reachable_rows import reachable_dimension, near_tied
+from whence.core.attention.reachable_rows import near_tied, reachable_dimension
 from whence.core.attention.search_reachable import search_reachable
 from whence.errors import WiringError
 from whence.reading.trace import Layer
@@ -33,7 +33,8 @@ def key_constraint(layer: Layer) -> dict[str, Tensor]:
     """
     keys = proved_keys(layer)
     heads = len(layer.heads)
-    values = identifying_values(layer).repeat_interleave(heads // identifying_values(layer).shape[0], dim=0)
+    values = identifying_values(layer)
+    values = values.repeat_interleave(heads // values.shape[0], dim=0)
     found = reachable_dimension(layer.attention, keys, values, visible=layer.visible)
     scale = layer.scale if layer.scale is not None else 1.0
     near = near_tied(keys, values, queries=layer.queries.to(torch.float64) * scale)
@@ -53,6 +54,6 @@ def key_constrained_witness(
     keys = proved_keys(layer)[place]
     row, values, visible = row_of(layer, place, query)
     total = row.to(torch.float64).sum()
-    found = search_reachable(row / total.to(row), keys, values, starts=starts, visible=visible, seed=seed)
+    found = search_reachable(row.to(torch.float64) / total, keys, values, starts=starts, visible=visible, seed=seed)
     distance = 0.5 * float((found.alternative - found.row).abs().sum())
     return found.alternative * total, distance, found.residual, found.found, found.verdict

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.attention.heads import find_row, row_of
+from whence.attention.heads import find_row, key_labels, row_of
 from whence.core.attention.witness import random_row_at, witness_row
 from whence.reading.rerun.substitution import Replace, Substituted, substitute
 from whence.reading.trace import Trace
@@ -19,7 +19,8 @@ from whence.results.provenance import Provenance
 class Verification:
     """What changed in the model when other attention was put in its place; each change relative to the original.
 
-    `control_*`: the same with a random row at the same distance, which the model does notice.
+    `control_*`: the same with a random row at the same distance, which the model does notice. `rounding`: what the
+    model's own arithmetic can change, 1e-6 in float32 and eight eps in half precision (the other row is rounded too).
     """
 
     total_variation: float
@@ -29,12 +30,13 @@ class Verification:
     control_head_output: float
     control_final_states: float | None
     control_logits: float | None
+    rounding: float = 1e-6
 
     @property
     def same(self) -> bool:
-        """Whether the model could not tell: every change is at most 1e-6 of the original (float32 rounding)."""
+        """Whether the model could not tell: every change is at most `rounding` of the original."""
         found = (self.head_output, self.final_states, self.logits)
-        return all(change is None or change <= 1e-6 for change in found)
+        return all(change is None or change <= self.rounding for change in found)
 
     def plot(self, *, ax: Any = None) -> Any:
         """What changed, beside the control. See `whence.results.plotting_attention`; returns the Axes."""
@@ -79,10 +81,7 @@ class RowWitness:
     def verify(self, model: Any = None, *, seed: int = 0) -> Verification:
         """Put the row into the model, run it, and compare; beside it a random row at the same distance."""
         layer = self.trace.of(self.attention)[self.layer]
-        place = layer.heads.index(self.head)
-        visible = layer.visible
-        if visible is not None:
-            visible = visible[self.query] if visible.dim() == 2 else visible[place, self.query]
+        visible = row_of(layer, layer.heads.index(self.head), self.query)[2]
         total = self.row.sum()
         control = random_row_at(self.row / total, self.total_variation, seed=seed, visible=visible) * total
         # The unchanged row goes through the same path, so that only the row differs between the runs.
@@ -90,7 +89,8 @@ class RowWitness:
         return compare(self.attention, self.layer, self.head, self.total_variation, baseline, changed, moved)
 
     def _run(self, row: Tensor, model: Any) -> Substituted:
-        change = Replace(self.layer, row.to(torch.float64), self.head, self.query, self.attention)
+        keys = len(self.trace.of(self.attention).key_tokens)  # a sink takes what the keys leave
+        change = Replace(self.layer, row[:keys].to(torch.float64), self.head, self.query, self.attention)
         return substitute(self.trace, change, model=model)
 
     def plot(self, *, ax: Any = None) -> Any:
@@ -106,7 +106,7 @@ class RowWitness:
             "head": self.head,
             "query": self.query,
             "query_token": stack.tokens[self.query],
-            "tokens": list(stack.key_tokens),
+            "tokens": list(key_labels(stack)),
             "row": self.row.tolist(),
             "alternative": self.alternative.tolist(),
             "total_variation": self.total_variation,
@@ -125,6 +125,11 @@ def relative(changed: Tensor | None, original: Tensor | None) -> float | None:
     return float(torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b))
 
 
+def rounding_of(outputs: Tensor) -> float:
+    """The relative change of a model's outputs that its dtype alone can make."""
+    return 1e-6 if outputs.dtype in (torch.float32, torch.float64) else 8 * torch.finfo(outputs.dtype).eps
+
+
 def compare(
     attention: str | None, layer: int, head: int, distance: float,
     baseline: Substituted, changed: Substituted, control: Substituted,
@@ -139,7 +144,9 @@ def compare(
         )
         for o, run in zip(outputs[1:], (changed, control), strict=True)
     ]
-    return Verification(distance, changes[0][0] or 0.0, *changes[0][1:], changes[1][0] or 0.0, *changes[1][1:])
+    return Verification(
+        distance, changes[0][0] or 0.0, *changes[0][1:], changes[1][0] or 0.0, *changes[1][1:], rounding_of(outputs[0])
+    )
 
 
 def witness(
@@ -172,11 +179,11 @@ def witness(
         from whence.attention.key_constraint import key_constrained_witness
 
         other, distance, residual, found, said = key_constrained_witness(at, place, row, max(starts, 16), seed)
-        original = at.attention[place, row].to(torch.float64)
+        original = row_of(at, place, row)[0].to(torch.float64)
         return RowWitness(trace, layer, head, row, original, other, distance, residual, found, said, origin, attention)
     weights, values, visible = row_of(at, place, row)
     total = weights.to(torch.float64).sum()
-    best = witness_row(weights / total.to(weights), values, starts=starts, seed=seed, visible=visible)
+    best = witness_row(weights.to(torch.float64) / total, values, starts=starts, seed=seed, visible=visible)
     found = best.total_variation > 1e-9
     said = (
         f"another row, {best.total_variation:.3f} away, gives the same head output"

@@ -172,6 +172,15 @@ class Layer:
         reference = self.attention
         return torch.ones(reference.shape[-2:], dtype=torch.bool, device=reference.device)
 
+    def visible_of(self, head: int) -> Tensor | None:
+        """[query, key]: which keys the head at this place sees; None: all of them."""
+        return self.visible if self.visible is None or self.visible.dim() == 2 else self.visible[head]
+
+    def row(self, head: int, query: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The row of one query of the head at this place: weights [key], values [key, d_v], visible [key] (None: all)."""
+        visible = self.visible_of(head)
+        return self.attention[head, query], self.values[head], None if visible is None else visible[query]
+
     def select(self, heads: Sequence[int]) -> Layer:
         """The same layer with only these heads (by the model's numbering)."""
         missing = [h for h in heads if h not in self.heads]

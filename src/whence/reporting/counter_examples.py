@@ -70,9 +70,7 @@ def _intervals(trace: Trace, found: RowWitness) -> dict[str, Any]:
 
 def _control(trace: Trace, found: RowWitness, seed: int) -> Tensor:
     layer = trace.of(found.attention)[found.layer]
-    visible = layer.visible
-    if visible is not None:
-        visible = visible[found.query] if visible.dim() == 2 else visible[layer.heads.index(found.head), found.query]
+    visible = row_of(layer, layer.heads.index(found.head), found.query)[2]
     total = found.row.sum()
     return random_row_at(found.row / total, found.total_variation, seed=seed, visible=visible) * total
 
@@ -88,7 +86,9 @@ def _stop(trace: Trace, found: RowWitness, a: float, end: Tensor, baseline: Subs
 
 
 def _run(trace: Trace, found: RowWitness, row: Tensor) -> Substituted:
-    return substitute(trace, Replace(found.layer, row.to(torch.float64), found.head, found.query, found.attention))
+    keys = len(trace.of(found.attention).key_tokens)  # a sink takes what the keys leave
+    row = row[:keys].to(torch.float64)
+    return substitute(trace, Replace(found.layer, row, found.head, found.query, found.attention))
 
 
 def _short(row: Tensor) -> list[float]:

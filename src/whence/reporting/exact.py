@@ -18,7 +18,7 @@ from threading import Event, Lock
 import torch
 from torch import Tensor
 
-from whence.attention.heads import identifying_values
+from whence.attention.heads import head_of
 from whence.core.attention.row_intervals import RowInterval, row_intervals
 from whence.reading.trace import Layer
 
@@ -103,13 +103,10 @@ class ExactIntervals:
         [query, key]: alternatives that are known already.
         """
         place = layer.heads.index(head)
-        values = identifying_values(layer)
-        group = place * values.shape[0] // len(layer.heads)
-        visible = layer.visible if layer.visible is None or layer.visible.dim() == 2 else layer.visible[place]
-        raw = layer.attention[place].detach().to(torch.float64)
+        row, mine, visible = head_of(layer, place)
+        raw = row.detach().to(torch.float64)
         unique = free == 0
         weights = raw.gather(-1, keys.clamp(min=0)) * (keys >= 0)
-        row, mine = layer.attention[place], values[group]
         listed = [q for q in dict.fromkeys(first) if not unique[q]]
         rest = [q for q in range(len(raw)) if not unique[q] and q not in listed]
         made = HeadIntervals(

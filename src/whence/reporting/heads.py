@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whence.attention.effective_attention import of_layer
-from whence.attention.heads import by_group
+from whence.attention.heads import by_group, sink_last
 from whence.core.attention.alternatives import alternative_attention
 from whence.core.attention.bounds import weight_bounds
 from whence.reading.trace import Layer
@@ -64,14 +64,18 @@ def head_blocks(
     so that they stay valid), and exact: 1 where these were proved by linear programs, 0 where they are closed-form
     bounds. The header says by how much the alternative has moved the rows on average (total variation).
     """
-    raw = layer.attention.detach().to(torch.float64)
-    effective = of_layer(layer).to(torch.float64)
     weights, values, visible = by_group(layer)
+    columns = weights.shape[-1]
     bounds = weight_bounds(weights, values, visible=visible)
-    lower, upper = bounds.lower.flatten(0, 1), bounds.upper.flatten(0, 1)
-    total = raw.sum(-1, keepdim=True)  # below 1 where a model has attention sinks; the bounds are of shares
+    raw, lower, upper = (
+        sink_last(layer, t.detach().to(torch.float64).flatten(0, 1), columns)
+        for t in (weights, bounds.lower, bounds.upper)
+    )
+    effective = of_layer(layer, columns=columns).to(torch.float64)
+    total = raw.sum(-1, keepdim=True)  # 1 up to the rounding of the model's dtype; the bounds are of shares
     lower, upper = lower * total, upper * total
-    seen = layer.visible_mask.expand(raw.shape)
+    seen = torch.ones(weights.shape, dtype=torch.bool) if visible is None else visible.expand(weights.shape)
+    seen = sink_last(layer, seen.reshape(raw.shape), columns)
     return {
         head: _head_block(
             raw[i], effective[i], alternatives.get(head), lower[i], upper[i], seen[i], detail, (intervals or {}).get(head)
@@ -143,6 +147,6 @@ def alternatives_of(layer: Layer, *, budget: float) -> Alternatives:
     weights, values, visible = by_group(layer)
     found = alternative_attention(weights, values, visible=visible, budget=budget)
     moved = dict(zip(layer.heads, found.total_variation.flatten(0, 1), strict=True))
-    maps = dict(zip(layer.heads, found.attention.flatten(0, 1), strict=True))
+    maps = dict(zip(layer.heads, sink_last(layer, found.attention.flatten(0, 1), weights.shape[-1]), strict=True))
     some = [h for h in layer.heads if float(moved[h].max()) > 1e-6]
     return Alternatives({h: maps[h] for h in some}, {h: moved[h] for h in some})

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whence.core.attention.bounds import weight_bounds
-from whence.core.attention.null_space import null_space
-from whence.core.attention.polytope import Array, Polytope, load_highs, output_slack, proved_minimum
+from whence.core.attention.polytope import Array, Polytope, closed_form, load_highs, output_slack, proved_minimum
 from whence.core.numerics.checks import as_row
-from whence.core.numerics.tolerances import rank_eps
+from whence.core.numerics.tolerances import EPS32, EPS64, NO_WEIGHT, OWN_ROW, rank_eps
 from whence.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Booleans = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,10 @@ class Certificate:
     outside: the largest mass that all other visible keys together can have; outside_dual (d_v,).
     pairs (p, 2): keys (i, j); gaps (p,): every alternative has x_i − x_j ≥ gap, so a positive gap orders them for
     certain; pair_duals (p, d_v).
-    bound_lower, bound_upper (n_key,): closed-form bounds for every key (tolerance 0; otherwise 0 and 1).
+    bound_lower, bound_upper (n_key,): closed-form bounds for every key; bound_directions (n_key, d_v): their proofs.
+    eps: that of the rank tolerance, from the dtype the values came in.
+    support (n_key,) boolean: the keys that some alternative gives weight to; interior (n_key,): an alternative that has
+    weight on all of them; support_dual (d_v,): the proof that no other key can have any.
     """
 
     row: Tensor
@@ -61,6 +64,11 @@ class Certificate:
     pair_duals: Tensor
     bound_lower: Tensor
     bound_upper: Tensor
+    bound_directions: Tensor
+    eps: float
+    support: Tensor
+    interior: Tensor
+    support_dual: Tensor
 
     @property
     def weights(self) -> Tensor:
@@ -73,52 +81,14 @@ class Certificate:
         return self.gaps > 0
 
     def check(self) -> bool:
-        """Verify every bound from its dual vector alone: weak duality, dot products, no solver.
+        """Verify every number of this certificate, without a solver.
 
-        For a cost c and any u, each alternative x has cᵀx ≥ uᵀo − δ‖u‖₁ + min_j (c_j − v_jᵀu). True when every number
-        in this certificate is one that its dual proves, and the row itself satisfies all of them.
+        For a cost c and any u, each alternative x has cᵀx ≥ uᵀo − δ‖u‖₁ + min_j (c_j − v_jᵀu). True when every end,
+        bound and gap is what its dual proves and holds for the row itself, when rank and condition are those of the
+        values, and when the dimension is proved: `interior` has weight on all of `support`, and `support_dual` that
+        nothing else can have any. False for settings that cannot be, as a negative tolerance.
         """
-        seen = self.visible.numpy()
-        row, values = self.row.numpy()[seen], self.values.numpy()[seen]
-        slack = output_slack(row, values, self.tolerance)
-        place = np.full(len(seen), -1)
-        place[seen] = np.arange(seen.sum())
-        n, keys = len(row), place[self.keys.numpy()]
-        if (keys < 0).any():
-            return False
-
-        def proved(costs: Array, duals: Tensor) -> Array:
-            if not len(costs):
-                return np.zeros(0)
-            return proved_minimum(costs, duals.numpy(), row, values, slack)
-
-        single = np.eye(n)[keys]
-        out = _outside_cost(n, keys)
-        order = np.zeros((len(self.pairs), n))
-        first, second = place[self.pairs.numpy()].T if len(self.pairs) else (keys[:0], keys[:0])
-        order[np.arange(len(order)), first] += 1
-        order[np.arange(len(order)), second] -= 1
-        # x ≥ 0 and Σx = 1 are proofs of their own.
-        low = np.maximum(proved(single, self.lower_duals), 0.0)
-        high = np.minimum(-proved(-single, self.upper_duals), 1.0)
-        mass = min(max(-float(proved(-out[None], self.outside_dual[None])[0]), 0.0), 1.0)
-        gap = np.maximum(proved(order, self.pair_duals), -1.0)
-        sound = (
-            (self.lower.numpy() <= low).all()
-            and (self.upper.numpy() >= high).all()
-            and self.outside >= mass
-            and (self.gaps.numpy() <= gap).all()
-        )
-        # Proved bounds hold for the row itself, up to the rounding of its own sum.
-        w = row[keys]
-        near = 1e-12
-        true = (
-            (self.lower.numpy() <= w + near).all()
-            and (self.upper.numpy() >= w - near).all()
-            and self.outside >= float(out @ row) - near
-            and (self.gaps.numpy() <= order @ row + near).all()
-        )
-        return bool(sound and true)
+        return bool(_well_formed(self) and _proved_ends(self) and _proved_dimension(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and lists, for JSON; the proofs included."""
@@ -192,10 +162,10 @@ def certify_row(
     a, v = row[seen].numpy(), values64[seen].numpy()
     n, width = v.shape
     eps = rank_eps(values.dtype)
-    space = null_space(values[seen])
+    rank, condition, directions = _spectrum(v, eps)
     solver = Polytope(a, v, tolerance=tolerance, eps=eps)
     keys = np.argsort(-a, kind="stable")[: n if top is None else min(top, n)]
-    unique = tolerance == 0.0 and int(space.simplex_rank) == n
+    unique = tolerance == 0.0 and rank == n
 
     lower, upper = np.zeros(len(keys)), np.ones(len(keys))
     lower_duals, upper_duals = np.zeros((len(keys), width)), np.zeros((len(keys), width))
@@ -227,19 +197,22 @@ def certify_row(
         best = solver.minimum(cost)
         gaps[p], pair_duals[p] = max(best.bound, -1.0), best.dual
 
-    if tolerance == 0.0:
-        bounds = weight_bounds(row[None], values, visible=None if visible is None else seen[None])
-        bound_lower, bound_upper = bounds.lower[0], bounds.upper[0]
-    else:
-        bound_lower, bound_upper = torch.zeros(len(row), dtype=torch.float64), seen.to(torch.float64)
+    bounds = closed_form(directions, a, v, solver.slack, allowance=2.0)
+    support, interior, support_dual = _support(solver)
+
+    def everywhere(visible_part: Array) -> Tensor:
+        whole = torch.zeros(len(row), *visible_part.shape[1:], dtype=torch.from_numpy(visible_part).dtype)
+        whole[seen] = torch.from_numpy(visible_part)
+        return whole
+
     return Certificate(
         row=row,
         values=values64,
         visible=seen,
         tolerance=float(tolerance),
-        dimension=_dimension(a, v, int(space.simplex_rank), tolerance, eps),
-        rank=int(space.simplex_rank),
-        condition=float(space.simplex_condition),
+        dimension=_dimension(v, rank, solver.slack, support, eps),
+        rank=rank,
+        condition=condition,
         keys=place[torch.from_numpy(keys)],
         lower=torch.from_numpy(lower),
         upper=torch.from_numpy(upper),
@@ -250,8 +223,13 @@ def certify_row(
         pairs=place[torch.from_numpy(pairs)] if len(pairs) else torch.zeros(0, 2, dtype=torch.int64),
         gaps=torch.from_numpy(gaps),
         pair_duals=torch.from_numpy(pair_duals),
-        bound_lower=bound_lower,
-        bound_upper=bound_upper,
+        bound_lower=everywhere(bounds[0]),
+        bound_upper=everywhere(bounds[1]),
+        bound_directions=everywhere(directions),
+        eps=eps,
+        support=everywhere(support),
+        interior=everywhere(interior),
+        support_dual=torch.from_numpy(support_dual),
     )
 
 
@@ -271,60 +249,119 @@ def _pairs(keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
-def _dimension(row: Array, values: Array, rank: int, tolerance: float, eps: float) -> int:
-    """dim P. A strictly positive row reaches n − rank([V, 1]); with a tolerance, the whole simplex's n − 1.
+def _spectrum(values: Array, eps: float) -> tuple[int, float, Array]:
+    """Rank of [V, 1], condition of V − 1μᵀ and its pseudo-inverse, transposed (n, d_v); by SVD, from the definition."""
+    n, width = values.shape
+    scale = float(np.abs(values).max()) or 1.0
+    body = values / scale
+    tolerance = np.linalg.norm(body, ord=2) * max(n, width) * eps
+    u, s, w = np.linalg.svd(body - body.mean(axis=0), full_matrices=False)
+    inner = min(int((s > tolerance).sum()), n - 1)
+    condition = float(s[0] / s[inner - 1]) if inner else float("nan")
+    return inner + 1, condition, (u[:, :inner] / s[:inner]) @ w[:inner] / scale
 
-    Exact zeros (sparsemax, underflow) may not be free to rise: the support of P is found by one program, and
-    dim P = |support| − rank([V_support, 1]).
+
+def _support(solver: Polytope) -> tuple[Booleans, Array, Array]:
+    """Which keys some alternative gives weight to, an alternative with weight on all of them, and a dual as proof.
+
+    A strictly positive row is one itself. Exact zeros (sparsemax, underflow) may not be free to rise: as long as the
+    keys without weight can have more than `NO_WEIGHT` together, what raises them most joins in.
     """
-    n = len(row)
-    if tolerance > 0.0 and output_slack(row, values, tolerance) > 0.0:
-        return n - 1
-    if (row > 0).all() or rank == n:
-        return n - rank
-    support = maximal_support(row, values)
-    return int(support.sum()) - int(null_space(torch.from_numpy(values[support]).to(_dtype_of(eps))).simplex_rank)
+    support, found, dual = solver.row > 0, [solver.row], np.zeros(solver.values.shape[1])
+    while not support.all():
+        best = solver.minimum(-(~support).astype(np.float64))
+        dual = best.dual
+        if -best.bound <= NO_WEIGHT:
+            break
+        x = solver.polished(best.vertex)
+        risen = ~support & (x > NO_WEIGHT / (2 * len(x)))
+        if not risen.any():
+            break
+        found.append(np.where(support | risen, x, 0.0))
+        support = support | risen
+    interior = np.mean(found, axis=0)
+    return support, interior / interior.sum(), dual
 
 
-def _dtype_of(eps: float) -> torch.dtype:
-    return torch.float64 if eps == torch.finfo(torch.float64).eps else torch.float32
+def _dimension(values: Array, rank: int, slack: float, support: Booleans, eps: float) -> int:
+    """dim P = |support| − rank([V_support, 1]); with a tolerance that lets the output move, the whole simplex's n − 1."""
+    if slack > 0.0:
+        return len(values) - 1
+    return int(support.sum()) - (rank if support.all() else _spectrum(values[support], eps)[0])
 
 
-def maximal_support(row: Array, values: Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which keys some alternative gives weight to: one program, max Σt, t ≤ z, t ≤ 1, z in the cone over P.
-
-    Weights that can rise only to less than about 1e-9 are not counted: no solver in float64 tells them from 0.
-    """
-    highspy = load_highs()
-    n = len(row)
-    free = row <= 0
-    scaled = (values - values.mean(axis=0)) / max(float(np.abs(values).max()), np.finfo(np.float64).tiny)
-    u, s, _ = np.linalg.svd(np.column_stack([scaled, np.ones(n)]), full_matrices=False)
-    q = u[:, s > s[0] * n * _FLOOR] * np.sqrt(n)
-    # Variables: t and r with z = t + r on the zero keys, z elsewhere, λ; constraint Qᵀz = λ Qᵀa.
-    parts = [q[free], q, -(row @ q)[None]]
-    matrix = np.concatenate(parts)
-    count, rows = int(free.sum()), q.shape[1]
-    total = len(matrix)
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = total, rows
-    lp.col_cost_ = np.concatenate([-np.ones(count), np.zeros(total - count)])
-    lp.col_lower_ = np.zeros(total)
-    lp.col_upper_ = np.concatenate([np.ones(count), np.full(total - count, highspy.kHighsInf)])
-    lp.row_lower_ = lp.row_upper_ = np.zeros(rows)
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    lp.a_matrix_.start_ = np.arange(0, total * rows + 1, rows)
-    lp.a_matrix_.index_ = np.tile(np.arange(rows), total)
-    lp.a_matrix_.value_ = matrix.ravel()
-    highs = highspy.Highs()
-    highs.setOptionValue("output_flag", False)
-    highs.setOptionValue("threads", 1)
-    highs.passModel(lp)
-    highs.run()
-    risen = np.array(highs.getSolution().col_value)[:count]
-    support = ~free
-    support[free] = risen > 0.5
-    return np.asarray(support)
+def _well_formed(c: Certificate) -> bool:
+    """Settings and shapes that can be, and a row that is one."""
+    n, width, k, p = *c.values.shape, len(c.keys), len(c.pairs)
+    shapes = {
+        "row": (n,), "visible": (n,), "lower": (k,), "upper": (k,), "lower_duals": (k, width), "upper_duals": (k, width),
+        "outside_dual": (width,), "pairs": (p, 2), "gaps": (p,), "pair_duals": (p, width), "bound_lower": (n,),
+        "bound_upper": (n,), "bound_directions": (n, width), "support": (n,), "interior": (n,), "support_dual": (width,),
+    }  # fmt: skip
+    if any(tuple(getattr(c, name).shape) != shape for name, shape in shapes.items()):
+        return False
+    if not 0.0 <= c.tolerance < float("inf") or c.eps not in (EPS32, EPS64) or not bool(c.visible.any()):
+        return False
+    places = torch.cat([c.keys, c.pairs.flatten()])
+    if bool(((places < 0) | (places >= n)).any()) or not bool(c.visible[places].all()):
+        return False
+    for name in ("row", "interior"):
+        x = getattr(c, name)
+        if not bool((x >= 0).all()) or abs(float(x.sum()) - 1) > OWN_ROW or bool(x[~c.visible].any()):
+            return False
+    return bool(torch.isfinite(c.values).all()) and bool((c.weights.diff() <= 0).all())
 
 
-_FLOOR = 1e-12
+def _proved_ends(c: Certificate) -> bool:
+    """Every end, bound and gap is what its dual proves, and the row itself keeps to it."""
+    seen = c.visible.numpy()
+    row, values = c.row.numpy()[seen], c.values.numpy()[seen]
+    slack = output_slack(row, values, c.tolerance)
+    place = np.cumsum(seen) - 1
+    n, keys = len(row), place[c.keys.numpy()]
+    single, outside = np.eye(n)[keys], _outside_cost(n, keys)[None]
+    order = np.eye(n)[place[c.pairs.numpy()[:, 0]]] - np.eye(n)[place[c.pairs.numpy()[:, 1]]]
+    claims = (  # cᵀx ≥ claim for every alternative; x ≥ 0 and Σx = 1 are proofs of their own
+        (single, c.lower_duals, c.lower.numpy(), 0.0),
+        (-single, c.upper_duals, -c.upper.numpy(), -1.0),
+        (-outside, c.outside_dual[None], np.array([-c.outside]), -1.0),
+        (order, c.pair_duals, c.gaps.numpy(), -1.0),
+    )
+    for costs, duals, claim, floor in claims:
+        tight, loose = (
+            np.clip(proved_minimum(costs, duals.numpy(), row, values, slack, allowance=allowance), floor, None)
+            for allowance in (1.0, 3.0)
+        )
+        # No alternative has more than all the mass outside, nor less than none of it.
+        loose = np.minimum(loose, 0.0) if costs is not single and costs is not order else loose
+        if not ((claim <= tight).all() and (claim >= loose).all() and (claim <= costs @ row + OWN_ROW).all()):
+            return False
+    lower, upper = c.bound_lower.numpy(), c.bound_upper.numpy()
+    if lower[~seen].any() or upper[~seen].any():
+        return False
+    lower, upper, directions = lower[seen], upper[seen], c.bound_directions.numpy()[seen]
+    tight, loose = (closed_form(directions, row, values, slack, allowance=allowance) for allowance in (1.0, 3.0))
+    sound = (lower <= tight[0]).all() and (upper >= tight[1]).all()
+    told = (lower >= loose[0]).all() and (upper <= loose[1]).all()
+    return bool(sound and told and (lower <= row + OWN_ROW).all() and (upper >= row - OWN_ROW).all())
+
+
+def _proved_dimension(c: Certificate) -> bool:
+    """Rank and condition are those of the values; the support is attained, and nothing beyond it can be."""
+    seen = c.visible.numpy()
+    row, values, support = c.row.numpy()[seen], c.values.numpy()[seen], c.support.numpy()[seen]
+    slack = output_slack(row, values, c.tolerance)
+    rank, condition, _ = _spectrum(values, c.eps)
+    same = np.isclose(c.condition, condition, rtol=1e-6, atol=0.0, equal_nan=True)
+    if c.rank != rank or not same or c.dimension != _dimension(values, rank, slack, support, c.eps):
+        return False
+    interior = c.interior.numpy()[seen]
+    if c.support.numpy()[~seen].any() or not ((interior > 0) == support).all():
+        return False
+    moved = np.abs((interior - row) @ values).max()
+    if moved > slack + NO_WEIGHT * np.abs(values).max():
+        return False
+    rest = -(~support).astype(np.float64)[None]
+    return bool(
+        support.all() or -proved_minimum(rest, c.support_dual.numpy()[None], row, values, slack)[0] <= NO_WEIGHT
+    )

@@ -46,9 +46,9 @@ def effective_attention(
         outputs: (…, n_query, d_v), the head output AV if the model has already computed it; saves time only.
 
     Returns:
-        (…, n_query, n_key) in attention's dtype, float32 at the coarsest; entries may be negative; zero at invisible keys. Equal to attention
-        where a row's visible values are independent. Factorised in float64; the rank is decided per head
-        (see `whence.core.attention.null_space`).
+        (…, n_query, n_key) in attention's dtype, float32 at the coarsest; entries may be negative; zero at invisible
+        keys. Equal to attention where a row's visible values are independent. Factorised in float64; the rank is decided
+        per head (see `whence.core.attention.null_space`).
 
     >>> attention = torch.tensor([[0.5, 0.3, 0.2]])
     >>> values = torch.tensor([[1.0], [1.0], [-1.0]])  # three keys, one value dimension

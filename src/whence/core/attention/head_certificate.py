@@ -19,12 +19,11 @@ from torch import Tensor
 from whence.core.attention.polytope import Array, Polytope
 from whence.core.numerics.checks import as_row, check_pair, shape
 from whence.core.numerics.masks import full_mask
-from whence.core.numerics.tolerances import rank_eps
+from whence.core.numerics.tolerances import EPS64, OWN_ROW, rank_eps
 from whence.errors import InputError
 
 Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
-_EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
@@ -47,19 +46,18 @@ class HeadCertificate:
     rows: Tensor
 
     def check(self) -> bool:
-        """Recompute every bound from the duals alone, and see that the rows satisfy them."""
-        lower, upper = _pooled(
-            self.attention.numpy(),
-            self.values.numpy(),
-            self.visible.numpy(),
-            self.duals.numpy(),
-            self.keys.numpy(),
-            self.sides.numpy(),
-            allowance=1.0,
-        )
-        sound = (self.lower.numpy() <= lower).all() and (self.upper.numpy() >= upper).all()
-        a, near = self.attention, 1e-12
-        return bool(sound and (self.lower <= a + near).all() and (self.upper >= a - near).all())
+        """Recompute every bound from the duals alone: each is one that they prove, and the rows satisfy them."""
+        a, v, mask = self.attention.numpy(), self.values.numpy(), self.visible.numpy()
+        if not (np.isfinite(v).all() and (a >= 0).all() and not a[~mask].any()):
+            return False
+        if not (np.abs(a.sum(1) - 1)[mask.any(1)] <= OWN_ROW).all():
+            return False
+        pool = self.duals.numpy(), self.keys.numpy(), self.sides.numpy()
+        tight, loose = (_pooled(a, v, mask, *pool, allowance=allowance) for allowance in (1.0, 3.0))
+        lower, upper = self.lower.numpy(), self.upper.numpy()
+        sound = (lower <= tight[0]).all() and (upper >= tight[1]).all()
+        told = (lower >= loose[0]).all() and (upper <= loose[1]).all()
+        return bool(sound and told and (lower <= a + OWN_ROW).all() and (upper >= a - OWN_ROW).all())
 
     def plot(self, *, ax: Any = None) -> Any:
         """How wide each interval is. See `whence.results.plotting_attention`; returns the Axes."""
@@ -170,7 +168,7 @@ def _pooled(
         u, j, s = (x[start : start + 4096] for x in (duals, keys, sides))
         if not len(u):
             break
-        rounding = allowance * 4 * (values.shape[1] + n_key) * _EPS * (np.abs(u) @ largest)
+        rounding = allowance * 4 * (values.shape[1] + n_key) * EPS64 * (np.abs(u) @ largest + 1.0)
         # min over visible keys of c − v·u, with c = −s at the key itself and 0 elsewhere.
         reduced = -(u @ values.T)
         reduced[np.arange(len(u)), j] -= s

@@ -23,10 +23,10 @@ import numpy.typing as npt
 import torch
 
 from whence.core.numerics.basis import column_basis, unit_scale
+from whence.core.numerics.tolerances import EPS64, SAME_ROW
 from whence.errors import MissingExtraError, WhenceError
 
 Array = npt.NDArray[np.float64]
-_EPS = float(np.finfo(np.float64).eps)
 
 
 def load_highs() -> ModuleType:
@@ -52,15 +52,41 @@ def proved_minimum(
     """Rigorous lower bounds on min cᵀx over P, one for each (cost, dual) pair; no solver involved.
 
     costs (k, n), duals (k, d_v), row (n,), values (n, d_v), slack δ ≥ 0. Each is uᵀo − δ‖u‖₁ + min_j(c_j − v_jᵀu) less
-    `allowance` times a bound on the rounding of these dot products. Reported bounds leave twice the rounding, so that a
-    later check, whose sums may run in another order, still proves them with once.
+    `allowance` times a bound on the rounding of these sums, the costs' own included. Reported bounds leave twice the
+    rounding, so that a later check, whose sums may run in another order, still proves them with once.
     """
     output = row @ values
     price = duals @ values.T
-    size = np.abs(duals) @ np.abs(values).max(axis=0, initial=0.0)
-    rounding = allowance * 4 * (values.shape[1] + row.shape[0]) * _EPS * (size + slack * np.abs(duals).sum(1))
+    size = np.abs(duals) @ np.abs(values).max(axis=0, initial=0.0) + np.abs(costs).max(axis=1, initial=0.0)
+    rounding = allowance * 4 * (values.shape[1] + row.shape[0]) * EPS64 * (size + slack * np.abs(duals).sum(1))
     bound = duals @ output - slack * np.abs(duals).sum(1) + (costs - price).min(axis=1)
     return np.asarray(bound - rounding, dtype=np.float64)
+
+
+def closed_form(
+    directions: Array, row: Array, values: Array, slack: float, *, allowance: float = 1.0
+) -> tuple[Array, Array]:
+    """Bounds on every weight from one direction w_j in value space each: lower and upper (n,), proved like any other.
+
+    directions (n, d_v). With p_i = v_iᵀw_j the multiples −w_j/(p_j − min_{i≠j} p_i) and w_j/(p_j − max_{i≠j} p_i) are
+    duals of "at most" and "at least". With w_j = (V − 1μᵀ)⁺e_j these are the closed-form bounds of
+    `whence.core.attention.bounds`.
+    """
+    n = len(row)
+    price = directions @ values.T
+    own = price.diagonal().copy()
+    np.fill_diagonal(price, np.inf)
+    gap = own - price.min(axis=1, initial=np.inf)
+    np.fill_diagonal(price, -np.inf)
+    rise = own - price.max(axis=1, initial=-np.inf)
+    ends = []
+    for sign, room in ((1.0, rise), (-1.0, gap)):
+        usable = np.isfinite(room) & (room > SAME_ROW)
+        factor = np.where(usable, sign / np.where(usable, room, 1.0), 0.0)
+        ends.append(
+            proved_minimum(sign * np.eye(n), factor[:, None] * directions, row, values, slack, allowance=allowance)
+        )
+    return np.clip(ends[0], 0.0, 1.0), np.clip(-ends[1], 0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -81,7 +107,7 @@ class Polytope:
     """
 
     def __init__(
-        self, row: Array, values: Array, *, tolerance: float = 0.0, eps: float = _EPS, perturbed: bool = True
+        self, row: Array, values: Array, *, tolerance: float = 0.0, eps: float = EPS64, perturbed: bool = True
     ) -> None:
         self.row, self.values = row, values
         self.slack = output_slack(row, values, tolerance)
@@ -96,12 +122,12 @@ class Polytope:
             basis = column_basis(scaled, None, eps, "simplex")
             if bool(basis.identified[0]):
                 u, s, _ = np.linalg.svd(np.column_stack([body - self._centre, np.ones(n)]), full_matrices=False)
-                q = u[:, s > s[0] * n * _EPS]
+                q = u[:, s > s[0] * n * EPS64]
             else:
                 q = basis.q[0].numpy()
                 q = q[:, np.abs(q).max(axis=0) > 0]
             self._q = q * np.sqrt(n)
-            self._back = np.linalg.pinv(body - self._centre, rcond=max(body.shape) * _EPS) @ self._q
+            self._back = np.linalg.pinv(body - self._centre, rcond=max(body.shape) * EPS64) @ self._q
             low = high = row @ self._q
             matrix = self._q
             self.rank = int(basis.rank[0])
