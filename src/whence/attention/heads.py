@@ -40,19 +40,13 @@ def identifying_values(layer: Layer) -> Tensor:
     return (layer.values.to(torch.float64) @ (left * passed[:, None])).to(measured_in(values.dtype))
 
 
-def sink_of(layer: Layer) -> Tensor | None:
-    """[head, query]: the weight of the layer's learned sink; None where it has none."""
-    sink: Tensor | None = getattr(layer, "sink", None)
-    return sink
-
-
 def by_group(layer: Layer) -> tuple[Tensor, Tensor, Tensor | None]:
     """Attention [group, head in group, query, key] and values [group, 1, key, d_v] that broadcast, and the mask.
 
     With a sink there is one key more, the first (`sink_last` puts it last).
     """
     attention, values, visible = layer.attention, identifying_values(layer), layer.visible
-    sink = sink_of(layer)
+    sink = layer.sink
     if sink is not None:
         attention = torch.cat([sink.to(attention)[..., None], attention], -1)
         values = pad(values, (0, 0, 1, 0))
@@ -68,14 +62,14 @@ def sink_last(layer: Layer, by_key: Tensor, columns: int) -> Tensor:
 
     A layer without a sink in a stack that has them elsewhere gets 0 there.
     """
-    by_key = by_key if sink_of(layer) is None else by_key.roll(-1, -1)
+    by_key = by_key if layer.sink is None else by_key.roll(-1, -1)
     return pad(by_key, (0, columns - by_key.shape[-1]))
 
 
 def key_labels(stack: Stack) -> Tokens:
     """The keys of a stack's results: its tokens, and the sink after them where the stack has one."""
     tokens = stack.key_tokens
-    if all(sink_of(layer) is None for layer in stack):
+    if all(layer.sink is None for layer in stack):
         return tokens
     return replace(
         tokens,
@@ -119,7 +113,7 @@ def head_of(layer: Layer, place: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """One head: attention [query, key], its values [key, d_v] and which keys each row sees; a sink is the last key."""
     values = identifying_values(layer)
     weights, values = layer.attention[place], values[place * values.shape[0] // len(layer.heads)]
-    visible, sink = layer.visible_of(place), sink_of(layer)
+    visible, sink = layer.visible_of(place), layer.sink
     if sink is not None:
         weights = torch.cat([weights, sink[place].to(weights)[:, None]], -1)
         values = pad(values, (0, 0, 0, 1))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from whence.attention.heads import find_token, sink_of
+from whence.attention.heads import find_token
 from whence.core.attention.joint import JointIdentifiability, joint_identifiability
 from whence.reading.trace import Trace
 from whence.results.provenance import Provenance
@@ -71,7 +71,7 @@ def layer_statement(trace: Trace, layer: int, query: int = -1, *, attention: str
     values = found.values
     masks = [found.visible_of(place) for place in range(len(found.heads))]
     seen = None if found.visible is None else torch.stack([mask[row] for mask in masks if mask is not None])
-    if sink_of(found) is not None:
+    if found.sink is not None:
         values = pad(values, (0, 0, 0, 1))
         seen = None if seen is None else pad(seen, (0, 1), value=True)
     joint = joint_identifiability(found.projection.weight, values, visible=seen)

@@ -1,0 +1,157 @@
+"""May this row be read? An absolute statement about each attention row of a head, never a ranking.
+
+To ε: a row is *unique* where no other has its output; *certain* when its heaviest weight exceeds ε, stays within an
+interval of width ε in every alternative, and no other key outweighs it by more than ε in any; *flat* when no weight can
+exceed ε; *open* to other readings otherwise. Closed-form bounds decide where they suffice, linear programs the rest: what
+is called certain or flat has a dual as proof. METHODS 1.1 (8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whence.core.attention.bounds import weight_bounds
+from whence.core.attention.null_space import null_space
+from whence.core.attention.polytope import Array, Polytope, proved_minimum
+from whence.core.numerics.checks import as_row, check_pair, shape
+from whence.core.numerics.masks import full_mask
+from whence.core.numerics.tolerances import GAP, rank_eps
+from whence.errors import InputError
+
+
+class RowVerdict(IntEnum):
+    """What may be said of a row; NONE: it sees nothing, or it was not looked at."""
+
+    NONE = -1
+    UNIQUE = 0
+    CERTAIN = 1
+    FLAT = 2
+    OPEN = 3
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Refuse an ε that is no share of a row."""
+    if not 0.0 < epsilon < 1.0:
+        raise InputError(f"epsilon={epsilon!r}; give a share of the attention between 0 and 1, as 0.05.")
+
+
+def unique_rows(attention: Tensor, values: Tensor, *, visible: Tensor | None = None) -> Tensor:
+    """(n_query,) boolean: the rows of one head that no other attention row shares its output with."""
+    space = null_space(values, visible=visible)
+    free = space.simplex_null_dimension.expand(attention.shape[:1]) if visible is None else space.simplex_null_dimension
+    seen = torch.ones_like(free, dtype=torch.bool) if visible is None else visible.any(-1).expand(free.shape)
+    return (free == 0) & seen
+
+
+def row_verdicts(
+    attention: Tensor,
+    values: Tensor,
+    *,
+    epsilon: float = 0.05,
+    rows: Iterable[int] | None = None,
+    visible: Tensor | None = None,
+) -> Tensor:
+    """The verdict on each of `rows` of one head.
+
+    Args:
+        attention: (n_query, n_key), rows ≥ 0 that sum to 1 (a sink is one more key of value 0).
+        values: (n_key, d_v).
+        epsilon: what counts as a weight, as certain, and as outweighing.
+        rows: which rows; None, all.
+        visible: boolean, broadcastable to attention.
+
+    Returns:
+        (n_query,) int64 of `RowVerdict`; NONE for rows not asked for and for rows that see nothing.
+
+    >>> attention, values = torch.tensor([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]), torch.tensor([[1.0], [0.0], [0.0]])
+    >>> row_verdicts(attention, values).tolist()  # the first weight is pinned down; the other two share what is left
+    [1, 1]
+    >>> row_verdicts(torch.tensor([[0.1, 0.5, 0.4]]), values).tolist()
+    [3]
+    """
+    check_epsilon(epsilon)
+    check_pair(attention, values, visible)
+    if attention.ndim != 2 or values.ndim != 2:
+        raise InputError(f"attention {shape(attention)}, values {shape(values)}: expected one head; index it first.")
+    n_query = len(attention)
+    mask = torch.ones(attention.shape, dtype=torch.bool)
+    if visible is not None:
+        mask = full_mask(visible, *attention.shape)
+    verdicts = torch.full((n_query,), int(RowVerdict.NONE))
+    wanted = torch.zeros(n_query, dtype=torch.bool)
+    wanted[list(range(n_query) if rows is None else rows)] = True
+    wanted &= mask.any(-1)
+    unique = unique_rows(attention, values, visible=None if visible is None else mask)
+    verdicts[wanted & unique] = RowVerdict.UNIQUE
+    left = (wanted & ~unique).nonzero().squeeze(-1)
+    if not len(left):
+        return verdicts
+    bounds = weight_bounds(attention[left], values, visible=None if visible is None else mask[left])
+    heaviest = attention[left].argmax(-1, keepdim=True)
+    total = attention[left].to(torch.float64).sum(-1, keepdim=True)
+    top = attention[left].to(torch.float64).gather(-1, heaviest) / total
+    floor, ceiling = bounds.lower.gather(-1, heaviest), bounds.upper.gather(-1, heaviest)
+    others = bounds.upper.scatter(-1, heaviest, 0.0).amax(-1, keepdim=True)
+    certain = (top > epsilon) & (ceiling - floor <= epsilon) & (others - floor <= epsilon)
+    flat = bounds.upper.amax(-1, keepdim=True) <= epsilon
+    verdicts[left[certain.squeeze(-1)]] = RowVerdict.CERTAIN
+    verdicts[left[flat.squeeze(-1)]] = RowVerdict.FLAT
+    solver: Polytope | None = None
+    values64 = values.detach().to(torch.float64).numpy()
+    for place in (~(certain | flat)).squeeze(-1).nonzero().squeeze(-1).tolist():
+        query = int(left[place])
+        row, seen = as_row(attention[query], values, mask[query])[0].numpy(), mask[query].numpy()
+        if solver is None:
+            solver = Polytope(row, values64, eps=rank_eps(values.dtype), perturbed=False)
+        solver.move_to(row, seen)
+        verdicts[query] = _solved(_Row(solver, seen), bounds.upper[place].numpy(), epsilon)
+    return verdicts
+
+
+class _Row:
+    """One row in the solver: largest values of linear functions, attained by an alternative and proved by a dual."""
+
+    def __init__(self, solver: Polytope, seen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> None:
+        self.solver, self.seen, self.row = solver, seen, solver.row
+        self.values = solver.values[seen]
+
+    def largest(self, *signed: tuple[int, float]) -> tuple[float, float, Array]:
+        """max Σ s·x_j over the alternatives: what is attained, what is proved, and the vertex."""
+        cost = np.zeros(len(self.row))
+        for key, sign in signed:
+            cost[key] -= sign
+        vertex = self.solver.vertex(cost)
+        proved = proved_minimum(cost[None, self.seen], self.solver.dual()[None], self.row[self.seen], self.values, 0.0)
+        return -float(cost @ vertex), -float(proved[0]), vertex
+
+
+def _solved(row: _Row, upper: Array, epsilon: float) -> RowVerdict:
+    """The verdict on a row that the closed-form bounds left open; `upper` (n_key,) are those bounds."""
+    top = int(np.argmax(row.row))
+    weight = float(row.row[top])
+    more = epsilon + GAP
+    if weight <= epsilon:
+        # Flat, unless some alternative has a weight above ε; the keys whose bounds promise most come first.
+        for key in np.argsort(-upper, kind="stable"):
+            if upper[key] <= epsilon:
+                return RowVerdict.FLAT
+            attained, proved, vertex = row.largest((int(key), 1.0))
+            if max(attained, float(vertex.max())) > more or proved > epsilon:
+                return RowVerdict.OPEN
+        return RowVerdict.FLAT
+    attained, proved, vertex = row.largest((top, -1.0))
+    low = max(-proved, 0.0)
+    if weight + attained > more or float((vertex - vertex[top]).max()) > more:
+        return RowVerdict.OPEN
+    attained, proved, vertex = row.largest((top, 1.0))
+    if min(proved, 1.0) - low > epsilon or float((vertex - vertex[top]).max()) > more:
+        return RowVerdict.OPEN
+    for key in np.flatnonzero(upper - low > epsilon):
+        if key != top and row.largest((int(key), 1.0), (top, -1.0))[1] > epsilon:
+            return RowVerdict.OPEN
+    return RowVerdict.CERTAIN
