@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 import whence
-from whence.model.load import Model
 from whence import trace
+from whence.model.load import Model
 
 N, HEADS, D_V = 26, 4, 8
 

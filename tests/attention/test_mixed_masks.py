@@ -6,8 +6,8 @@ import torch
 from transformers import ModernBertConfig, ModernBertModel
 
 import whence
-from whence.model.load import Model
 from whence import trace
+from whence.model.load import Model
 
 
 def test_layers_that_see_everything_beside_windowed_ones() -> None:

@@ -92,7 +92,9 @@ class Verdict(Result):
             if sample:
                 low, high = self.interval(layer, head)
                 sample += f"; 95 % interval {low:.2f}–{high:.2f})"
-            parts.append(f"{certain} of {certain + loose} rows with a weight above {self.epsilon:g} are certain{sample}")
+            parts.append(
+                f"{certain} of {certain + loose} rows with a weight above {self.epsilon:g} are certain{sample}"
+            )
         if flat:
             parts.append(f"{flat} are flat")
         return f"{begin}; {', '.join(parts)}."
@@ -173,9 +175,7 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def verdict(
-    trace: Trace, *, epsilon: float = 0.05, rows: int | None = None, attention: str | None = None
-) -> Verdict:
+def verdict(trace: Trace, *, epsilon: float = 0.05, rows: int | None = None, attention: str | None = None) -> Verdict:
     """Which heads may be read on this text.
 
     A row is unique, certain (to `epsilon`: its heaviest weight exceeds ε, keeps to an interval of that width in every
