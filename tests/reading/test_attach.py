@@ -32,7 +32,7 @@ def test_the_model_is_restored(capture, error):
     before = state(specimen.model)
     try:
         with attached(specimen.model, capture, AttentionRecorder(), 1):
-            assert specimen.model.config._attn_implementation != "sdpa"
+            assert (specimen.model.config._attn_implementation == "sdpa") == (capture == FUNCTION_MODE)
             assert not specimen.model.training
             if error:
                 raise error

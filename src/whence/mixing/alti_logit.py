@@ -23,7 +23,9 @@ from whence.mixing.decomposition import decompose, working
 from whence.mixing.prediction import choice
 from whence.mixing.rollout import rollout
 from whence.model.load import Model
-from whence.reading.capture.attach import accepted, evaluating, lock_of
+from whence.model.memory import lock_of
+from whence.reading.capture.attach import accepted
+from whence.reading.capture.untouched import evaluating
 from whence.reading.rerun.run import on_device
 from whence.reading.trace import Layer, Trace
 from whence.reading.wiring.norms import Norm, recognise

@@ -14,8 +14,10 @@ import torch
 from whence.errors import InputError, ModelError
 from whence.mixing.prediction import Prediction
 from whence.mixing.token_scores import TokenScores
-from whence.reading.capture.attach import accepted, attached, evaluating, lock_of
+from whence.model.memory import lock_of
+from whence.reading.capture.attach import accepted, attached
 from whence.reading.capture.recorder import AttentionRecorder
+from whence.reading.capture.untouched import evaluating
 from whence.reading.inputs import Prepared
 from whence.reading.rerun.run import on_device, prove_model
 

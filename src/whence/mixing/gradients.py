@@ -14,7 +14,7 @@ from whence.mixing.perturbations import captum
 from whence.mixing.prediction import Prediction
 from whence.mixing.token_scores import TokenScores
 from whence.mixing.word_embeddings import EmbeddedText
-from whence.reading.capture.attach import evaluating
+from whence.reading.capture.untouched import evaluating
 
 
 def gradient(prediction: Prediction, *, output: str = "logit") -> TokenScores:

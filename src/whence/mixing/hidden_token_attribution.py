@@ -271,7 +271,8 @@ def _embedding_norm(trace: Trace, model: Model, stack: Stack) -> tuple[Norm, Ten
 
     try:
         hooks = [module.register_forward_hook(watch) for module in model.model.modules()]
-        from whence.reading.capture.attach import accepted, evaluating
+        from whence.reading.capture.attach import accepted
+        from whence.reading.capture.untouched import evaluating
 
         with evaluating(model.model):
             model.model(**accepted(model.model, on_device(model, trace.inputs)))

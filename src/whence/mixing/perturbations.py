@@ -11,7 +11,7 @@ from whence.errors import MissingExtraError
 from whence.mixing.prediction import Prediction
 from whence.mixing.token_scores import TokenScores
 from whence.mixing.word_embeddings import EmbeddedText
-from whence.reading.capture.attach import evaluating
+from whence.reading.capture.untouched import evaluating
 
 
 def captum(name: str) -> Any:

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from whence.errors import WiringError
 from whence.model.load import Model
-from whence.reading.capture.attach import accepted, evaluating, lock_of
+from whence.model.memory import lock_of
+from whence.reading.capture.attach import accepted
+from whence.reading.capture.untouched import evaluating
 from whence.reading.rerun.run import on_device
 from whence.reading.trace import Stack, Trace
 

@@ -14,6 +14,7 @@ from torch import nn
 from whence.errors import InputError, ModelError, UnavailableError, WhenceError
 from whence.model import catalogue
 from whence.model.cache import locate
+from whence.model.memory import fingerprint
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,6 @@ class Model:
     @property
     def weights_hash(self) -> str:
         """SHA-256 of every weight's name, dtype, shape and bytes, in the order of names. Computed when first asked."""
-        from whence.reading.wiring.proof import fingerprint
-
         mark = str(fingerprint(self.model))
         if mark not in self._hash:
             self._hash.clear()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from whence.errors import InputError, ModelError
 from whence.model.load import Model
+from whence.model.memory import remembered
 from whence.reading.labels import Tokens, readable
 
 GENERATE = 32  # how many tokens an encoder–decoder writes when no target is given
@@ -157,9 +157,9 @@ def _with_target(model: Model, prepared: Prepared, target: Any) -> Prepared:
     elif target is not None:
         ids = torch.as_tensor(target).reshape(1, -1)
     elif _can_generate(model.model):
-        from whence.reading.capture.attach import evaluating, lock_of
+        from whence.reading.capture.untouched import evaluating
 
-        with lock_of(model.model), evaluating(model.model):
+        with evaluating(model.model):
             given = {k: v.to(_device(model.model)) for k, v in prepared.inputs.items()}
             ids = model.model.generate(**given, do_sample=False, num_beams=1, max_new_tokens=GENERATE).cpu()
     else:
@@ -294,14 +294,9 @@ def _input_embedding(model: nn.Module) -> nn.Embedding | None:
     return found if isinstance(found, nn.Embedding) else None
 
 
-_limits: WeakKeyDictionary[nn.Module, int | None] = WeakKeyDictionary()
-
-
 def position_limit(model: nn.Module) -> int | None:
     """How many positions the model has; None where nothing limits them (relative positions)."""
-    if model not in _limits:
-        _limits[model] = _find_limit(model)
-    return _limits[model]
+    return remembered(model, "position limit", lambda: _find_limit(model))
 
 
 def _find_limit(model: nn.Module) -> int | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, overload
-from weakref import WeakKeyDictionary
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from whence.errors import InputError
 from whence.model.load import Model, as_model
+from whence.model.memory import remembered
+from whence.reading.capture.untouched import guarded
 from whence.reading.inputs import Prepared, beginning, pad_together, prepare
 from whence.reading.rerun.run import prove_model, run
 from whence.reading.trace import KEEP, Trace
@@ -57,6 +58,12 @@ def trace(
     """
     chosen = as_model(model)
     wanted = kept_parts(keep)
+    return guarded(chosen.model, lambda: _trace(chosen, text, text_pair, target, wanted, truncate, batch_size))
+
+
+def _trace(
+    chosen: Model, text: Any, text_pair: Any, target: Any, wanted: frozenset[str], truncate: bool, batch_size: int
+) -> Trace | list[Trace]:
     prepared, single = prepare(chosen, text, text_pair, target, truncate=truncate)
     proof = prove_model(chosen, prepared[0])
     traces = []
@@ -80,8 +87,6 @@ def kept_parts(keep: Iterable[str] | None) -> frozenset[str]:
 
 # -- batches -------------------------------------------------------------------------------------------------------
 
-_batchable: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-
 
 def _batches(
     model: Model, prepared: Sequence[Prepared], size: int, proof: Proof
@@ -100,20 +105,20 @@ def _batches(
 
 def _padding_is_safe(model: Model, proof: Proof, prepared: Sequence[Prepared]) -> bool:
     """Whether a sequence gives the same outputs in a padded batch as alone. Tried once per model, on short pieces."""
-    if model.model not in _batchable:
-        longest = max(prepared, key=lambda p: p.length)
-        n = min(longest.length, 10)
-        if n < 2:
-            return False
-        pieces = [beginning(longest.inputs, n, 7), beginning(longest.inputs, max(1, n // 2), 4)]
-        parts = [Prepared(piece, None) for piece in pieces]
-        together = run(model, proof, pad_together(model, parts), 2, frozenset({"outputs"}))
-        safe = True
-        for row, piece in enumerate(pieces):
-            alone = run(model, proof, dict(piece), 1, frozenset({"outputs"}))
-            for ours, theirs in zip(alone.calls, together.calls, strict=True):
-                n_query = ours.output.shape[2]
-                error = deviation(theirs.output[row, :, :n_query], ours.output[0])
-                safe = safe and error <= proof.tolerance
-        _batchable[model.model] = safe
-    return _batchable[model.model]
+    return remembered(model.model, "padding is safe", lambda: _try_padding(model, proof, prepared))
+
+
+def _try_padding(model: Model, proof: Proof, prepared: Sequence[Prepared]) -> bool:
+    longest = max(prepared, key=lambda p: p.length)
+    n = min(longest.length, 10)
+    if n < 2:
+        return False
+    pieces = [beginning(longest.inputs, n, 7), beginning(longest.inputs, max(1, n // 2), 4)]
+    together = run(model, proof, pad_together(model, [Prepared(p, None) for p in pieces]), 2, frozenset({"outputs"}))
+    for row, piece in enumerate(pieces):
+        alone = run(model, proof, dict(piece), 1, frozenset({"outputs"}))
+        for ours, theirs in zip(alone.calls, together.calls, strict=True):
+            n_query = ours.output.shape[2]
+            if deviation(theirs.output[row, :, :n_query], ours.output[0]) > proof.tolerance:
+                return False
+    return True

@@ -18,7 +18,7 @@ from whence.identifiable.conversion import probes as probing
 from whence.identifiable.conversion.distillation import pool
 from whence.identifiable.conversion.windows import Corpus
 from whence.reading.capture import interface
-from whence.reading.capture.attach import evaluating
+from whence.reading.capture.untouched import evaluating
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -165,7 +165,7 @@ def attention_kl(original: nn.Module, converted: nn.Module, corpus: Corpus, piec
 def _attention(model: nn.Module, corpus: Corpus, piece: Sequence[int]) -> tuple[Tensor, ...]:
     device = next(model.parameters()).device
     inputs = {k: t.to(device) for k, t in corpus.batch([piece]).items()}
-    with evaluating(model), interface.switched(model, "eager"):
+    with evaluating(model), interface.switched(model):
         found: tuple[Tensor, ...] = model(**inputs, output_attentions=True).attentions
     return found
 

@@ -20,9 +20,11 @@ from whence.mixing.jacobian._custom import REFUSED, opened
 from whence.mixing.jacobian.pairs import Moved
 from whence.mixing.jacobian.scores import Cap
 from whence.model.load import Model
-from whence.reading.capture.attach import accepted, evaluating, lock_of
+from whence.model.memory import lock_of
+from whence.reading.capture.attach import accepted
 from whence.reading.capture.interface import plain_experts
 from whence.reading.capture.recorder import AttentionRecorder, Edit
+from whence.reading.capture.untouched import evaluating
 from whence.reading.rerun.replay import Change, block_handles, repeated, replay, touching
 from whence.reading.rerun.run import on_device
 from whence.reading.trace import Layer
@@ -103,7 +105,7 @@ class Runner:
         outputs: dict[int, Tensor] = {}
         model, changes = self.model.model, self._stepping(outputs, step)
         inputs = accepted(model, on_device(self.model, repeated(self.inputs, 1)))
-        with lock_of(model), evaluating(model), plain_experts(model), torch.enable_grad(), touching(model, changes):
+        with evaluating(model), plain_experts(model), torch.enable_grad(), touching(model, changes):
             model(**inputs)
         return [outputs[i] for i in range(len(self.sites))]
 

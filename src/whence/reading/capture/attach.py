@@ -8,55 +8,33 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 
+from whence.model.memory import lock_of
 from whence.reading.capture import interface
 from whence.reading.capture.function_mode import AttentionMode
-from whence.reading.capture.recorder import AttentionRecorder, active, listening
+from whence.reading.capture.recorder import AttentionRecorder, listening
+from whence.reading.capture.untouched import evaluating
 from whence.reading.wiring.op_graph import follow
 from whence.reading.wiring.residual import Handle
 
+__all__ = ["FUNCTION_MODE", "INTERFACE", "accepted", "attached", "evaluating", "lock_of", "picking_up"]
+
 INTERFACE, FUNCTION_MODE = "attention interface", "function mode"
-
-_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-_guard = threading.Lock()
-
-
-def lock_of(model: nn.Module) -> threading.RLock:
-    """One lock per model: two threads may trace two models at once, but not the same one."""
-    with _guard:
-        return _locks.setdefault(model, threading.RLock())
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; every module's own training flag is put back afterwards."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        for module in training:
-            module.training = False
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @contextmanager
 def attached(model: nn.Module, capture: str, recorder: AttentionRecorder, batch: int) -> Iterator[None]:
     """Let `recorder` overhear the model's attention in the given capture; the model is as before when the block ends."""
     with ExitStack() as stack:
-        stack.enter_context(lock_of(model))
         stack.enter_context(evaluating(model))
         if capture == INTERFACE:
-            stack.enter_context(interface.switched(model, interface.NAME))
+            stack.enter_context(interface.switched(model))
             stack.enter_context(listening(recorder))
         else:
-            stack.enter_context(interface.switched(model, "eager"))
-            stack.enter_context(listening(recorder))
+            if not interface.in_plain_sight(model):
+                stack.enter_context(interface.switched(model))
             stack.enter_context(AttentionMode(recorder, batch))
         yield
 
@@ -68,7 +46,7 @@ def picking_up(model: nn.Module, handles: Iterable[Handle]) -> Iterator[dict[Han
     for handle in handles:
         wanted.setdefault(handle.module, []).append(handle)
     found: dict[Handle, Tensor] = {}
-    mine = active()
+    mine = threading.get_ident()  # another thread may be running this very model
     hooks = []
 
     def watch(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -81,12 +59,12 @@ def picking_up(model: nn.Module, handles: Iterable[Handle]) -> Iterator[dict[Han
                     found[handle] = tensor.clone() if handle.clone else tensor
 
         def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
-            if active() is mine:  # another thread may be running this very model
+            if threading.get_ident() == mine:
                 take("in", [args, kwargs])
 
         def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             nonlocal calls
-            if active() is mine:
+            if threading.get_ident() == mine:
                 take("out", output)
                 calls += 1
 

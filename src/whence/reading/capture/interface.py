@@ -1,15 +1,17 @@
 """The first way into a model: transformers' attention interface.
 
-One attention function is registered under the project's own name, together with the mask function that eager
-attention uses (without it a causal model silently sees the future). It hands the work to the model's own eager
+One attention function is registered under the project's own name, together with a mask function that makes eager
+attention's mask (without it a causal model silently sees the future). It hands the work to the model's own eager
 function, so that the numbers are the model's, and reports what went in and came out to the active recorder.
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,10 +21,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from whence.errors import ModelError
+from whence.model.memory import configs_of, lock_of
 from whence.reading.capture.function_mode import SOFTMAX
 from whence.reading.capture.recorder import MASKED, Call, active, apply_edits, sink_of
 
 NAME = "whence"
+
+_INSIDE: ContextVar[bool] = ContextVar("whence_inside", default=False)  # this thread is in a `switched` block
 
 
 @lru_cache(maxsize=1024)
@@ -115,7 +120,16 @@ def attention(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention function whence registers: the model's own eager one, overheard."""
+    """The attention function whence registers: the model's own eager one, overheard.
+
+    A thread that runs the model while another one traces it gets what the model would have used.
+    """
+    if not _INSIDE.get():
+        own = _own_implementation(getattr(module, "config", None))
+        if own != "eager":
+            function = _registered(own)
+            outcome: tuple[Tensor, Tensor | None] = function(module, query, key, value, attention_mask, *args, **kwargs)
+            return outcome
     eager = eager_function(module)
     recorder = active()
     if recorder is None:
@@ -153,9 +167,27 @@ def attention(
     return output, weights
 
 
+def _registered(name: str) -> Callable[..., Any]:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[name]
+    return function
+
+
+def mask(*args: Any, **kwargs: Any) -> Any:
+    """The mask function whence registers: eager attention's in a trace, the model's own one in any other thread.
+
+    The two must fit: sdpa's mask of a causal model is None, with which eager attention would see the future.
+    """
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    own = "eager" if _INSIDE.get() else _own_implementation(kwargs.get("config"))
+    return ALL_MASK_ATTENTION_FUNCTIONS[own](*args, **kwargs)
+
+
 def register() -> None:
     """Make the function known to transformers, once; refuse if the name has been taken by somebody else."""
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface, eager_mask
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
     present = ALL_ATTENTION_FUNCTIONS.get(NAME)
@@ -166,48 +198,58 @@ def register() -> None:
         )
     if present is None:
         AttentionInterface.register(NAME, attention)
-    if ALL_MASK_ATTENTION_FUNCTIONS.get(NAME) is not eager_mask:
-        AttentionMaskInterface.register(NAME, eager_mask)
+    if ALL_MASK_ATTENTION_FUNCTIONS.get(NAME) is not mask:
+        AttentionMaskInterface.register(NAME, mask)
 
 
-_known: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
+# The implementation each configuration had before it was switched, for passes of other threads. An entry outlives its
+# switch: such a pass may have looked the function up just before the switch ended.
+_own: dict[int, str] = {}
 
 
-def _configs(model: nn.Module) -> list[Any]:
-    """Every distinct configuration that decides which attention some part of the model uses; looked up once."""
-    if model not in _known or not any(c is getattr(model, "config", None) for c in _known[model]):
-        _known[model] = _find_configs(model)
-    return _known[model]
-
-
-def _find_configs(model: nn.Module) -> list[Any]:
-    found: dict[int, Any] = {}
-    todo = [getattr(module, "config", None) for module in model.modules()]
-    while todo:
-        config = todo.pop()
-        if config is None or id(config) in found or not hasattr(config, "_attn_implementation_internal"):
-            continue
-        found[id(config)] = config
-        todo += [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
-    return list(found.values())
+def _own_implementation(config: Any) -> str:
+    """What the model uses when nobody traces it."""
+    current = getattr(config, "_attn_implementation_internal", None)
+    own = _own.get(id(config)) if current == NAME else current
+    return "eager" if own is None else own
 
 
 @contextmanager
-def switched(model: nn.Module, name: str) -> Iterator[None]:
-    """Run the model with attention implementation `name` wherever it can be switched; always switched back.
+def switched(model: nn.Module) -> Iterator[None]:
+    """Run the model with whence's attention function, which is its own eager one, overheard; always switched back.
 
     transformers' own `set_attn_implementation` guesses from source text whether a class can be switched and checks
     kernels; here the configurations are set and restored one by one, and the calls are counted afterwards instead.
+    Passes of other threads go on as if nothing had happened: see `attention` and `mask`.
     """
     register()
-    before = [(config, config._attn_implementation_internal) for config in _configs(model)]
-    try:
-        for config, _ in before:
-            config._attn_implementation_internal = name
-        yield
-    finally:
-        for config, implementation in before:
-            config._attn_implementation_internal = implementation
+    with lock_of(model):
+        before = [(config, config._attn_implementation_internal) for config in configs_of(model)]
+        token = _INSIDE.set(True)
+        try:
+            try:
+                for config, implementation in before:
+                    if implementation != NAME:
+                        if id(config) not in _own:
+                            weakref.finalize(config, _own.pop, id(config), None)
+                        _own[id(config)] = implementation
+                        config._attn_implementation_internal = NAME
+                yield
+            finally:
+                _switch_back(before)
+        finally:
+            _switch_back(before)  # an interruption may have met the first one
+            _INSIDE.reset(token)
+
+
+def _switch_back(before: list[tuple[Any, Any]]) -> None:
+    for config, implementation in before:
+        config._attn_implementation_internal = implementation
+
+
+def in_plain_sight(model: nn.Module) -> bool:
+    """Whether the model's own implementation can be overheard as it is: plain code and torch's own fused function."""
+    return all(_own_implementation(config) in ("eager", "sdpa") for config in configs_of(model))
 
 
 @contextmanager
@@ -217,7 +259,7 @@ def plain_experts(model: nn.Module) -> Iterator[None]:
     The grouped kernels that transformers prefers have no forward mode.
     """
     field = "_experts_implementation_internal"
-    before = [(config, getattr(config, field)) for config in _configs(model) if getattr(config, field, None)]
+    before = [(config, getattr(config, field)) for config in configs_of(model) if getattr(config, field, None)]
     try:
         for config, _ in before:
             setattr(config, field, "eager")

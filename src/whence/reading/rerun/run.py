@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -84,8 +85,11 @@ def _handles(proof: Proof) -> list[Handle]:
 def _watch_final(model: nn.Module, into: list[Tensor]) -> Any:
     """Take the final states from the body of the model, whatever head is on it."""
     body = getattr(model, "base_model", model)
+    mine = threading.get_ident()
 
     def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+        if threading.get_ident() != mine:
+            return
         states = getattr(output, "last_hidden_state", None)
         if states is None and isinstance(output, tuple) and output and isinstance(output[0], Tensor):
             states = output[0]

@@ -12,6 +12,7 @@ from torch import Tensor
 from whence.errors import InputError
 from whence.model.load import Model
 from whence.reading.capture.recorder import Edit
+from whence.reading.capture.untouched import guarded
 from whence.reading.inputs import Prepared
 from whence.reading.rerun.run import prove_model, run
 from whence.reading.trace import Trace
@@ -82,7 +83,7 @@ def substitute(trace: Trace, changes: Change | Sequence[Change], *, model: Any =
     )
     proof = prove_model(chosen, prepared)
     edits = edits_by_call(trace, proof, [changes] if isinstance(changes, (Replace, ZeroValues)) else changes)
-    outcome = run(chosen, proof, prepared.inputs, 1, kept_parts(None), edits)
+    outcome = guarded(chosen.model, lambda: run(chosen, proof, prepared.inputs, 1, kept_parts(None), edits))
     changed = trace_of_row(chosen, proof, outcome, 0, prepared, kept_parts(None))
     return Substituted(changed.logits, changed.final_states, changed)
 

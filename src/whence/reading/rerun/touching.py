@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ def touching(model: nn.Module, changes: Mapping[Handle, Change]) -> Iterator[Non
     for handle in changes:
         by_module.setdefault(handle.module, []).append(handle)
     hooks = []
+    mine = threading.get_ident()  # passes of other threads are left alone
 
     def watch(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         calls = 0
@@ -33,11 +35,15 @@ def touching(model: nn.Module, changes: Mapping[Handle, Change]) -> Iterator[Non
             return things
 
         def before(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+            if threading.get_ident() != mine:
+                return None
             args, kwargs = put("in", [args, kwargs])
             return tuple(args), kwargs
 
         def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
             nonlocal calls
+            if threading.get_ident() != mine:
+                return None
             output = put("out", output)
             calls += 1
             return output

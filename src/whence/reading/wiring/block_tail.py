@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from whence.errors import WiringError
 from whence.model.load import Model
-from whence.reading.capture.attach import accepted, attached, lock_of
+from whence.model.memory import remembered
+from whence.reading.capture.attach import accepted, attached
 from whence.reading.capture.recorder import AttentionRecorder, Call
 from whence.reading.inputs import beginning
 from whence.reading.rerun.run import on_device
@@ -38,7 +38,7 @@ from whence.reading.wiring.dataflow import (
 from whence.reading.wiring.norms import Norm, recognise
 from whence.reading.wiring.op_graph import Node, Op, OpGraph, deviation, flat, walk
 from whence.reading.wiring.projection import affine, as_linear
-from whence.reading.wiring.proof import Proof, _producer, _read_site, fingerprint
+from whence.reading.wiring.proof import Proof, _producer, _read_site
 from whence.reading.wiring.residual import WiringEvidence, block_output, norm_of
 
 
@@ -103,19 +103,9 @@ class Reading:
     maps_reason: str | None
 
 
-_readings: WeakKeyDictionary[nn.Module, tuple[int, dict[tuple[str, int], Reading]]] = WeakKeyDictionary()
-
-
 def read_blocks(model: Model, proof: Proof, inputs: Mapping[str, Tensor]) -> dict[tuple[str, int], Reading]:
     """Every block of the model by (stack, layer): made once per model, on the beginning of these inputs."""
-    with lock_of(model.model):
-        mark = fingerprint(model.model)
-        known = _readings.get(model.model)
-        if known is not None and known[0] == mark:
-            return known[1]
-        found = _read(model.model, proof, on_device(model, beginning(inputs)))
-        _readings[model.model] = (mark, found)
-        return found
+    return remembered(model.model, "blocks", lambda: _read(model.model, proof, on_device(model, beginning(inputs))))
 
 
 def feedforward_of(model: Model, proof: Proof, inputs: Mapping[str, Tensor], stack: str, layer: int) -> FeedForward:

@@ -6,6 +6,7 @@ instead of trusting names. Everything stays alive while the graph does, so ident
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -130,9 +131,12 @@ class OpGraph(TorchFunctionMode):
     def modules(self, model: nn.Module) -> Iterator[None]:
         """Also record which module each operation runs in, and what every module was given and gave back."""
         handles = []
+        mine = threading.get_ident()  # passes of other threads are not recorded
 
         def enter(name: str) -> Callable[..., None]:
             def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+                if threading.get_ident() != mine:
+                    return
                 number = self._numbers.get(id(module), 0)
                 self._numbers[id(module)] = number + 1
                 given = [(path, self.node(t)) for path, t in walk([args, kwargs])]
@@ -143,6 +147,8 @@ class OpGraph(TorchFunctionMode):
             return hook
 
         def leave(_module: nn.Module, _args: Any, output: Any) -> None:
+            if threading.get_ident() != mine:
+                return
             call = self._stack.pop()
             call.outputs = [(path, self.node(t)) for path, t in walk(output)]
             call.end = len(self.ops)

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from whence.errors import ModelError
+from whence.model.memory import remembered
 from whence.reading.capture import interface
-from whence.reading.capture.attach import FUNCTION_MODE, INTERFACE, accepted, attached, evaluating, lock_of
+from whence.reading.capture.attach import FUNCTION_MODE, INTERFACE, accepted, attached
 from whence.reading.capture.function_mode import AttentionMode
 from whence.reading.capture.recorder import AttentionRecorder, Call, mix
+from whence.reading.capture.untouched import evaluating
 from whence.reading.wiring.dataflow import NotRecognised, ancestors, closure, origins
 from whence.reading.wiring.intervention import Claim, intervene
 from whence.reading.wiring.op_graph import Node, Op, OpGraph, deviation, walk
@@ -116,26 +117,41 @@ class Proof:
         return tuple(site for site in self.sites if site.stack == stack)
 
 
-_proofs: WeakKeyDictionary[nn.Module, tuple[Any, Proof]] = WeakKeyDictionary()
-
-
-def fingerprint(model: nn.Module) -> int:
-    """Changes when a weight is replaced or written to, when the model is moved or cast: the proof is then made anew."""
-    # By hand, since model.parameters() spends most of its time on names; this runs before every trace.
-    held = [t for m in model.modules() for part in (m._parameters, m._buffers) for t in part.values() if t is not None]
-    return hash(tuple((t.data_ptr(), t._version, t.dtype) for t in held))
-
-
 def proof_of(model: nn.Module, inputs: Mapping[str, Any]) -> Proof:
-    """The model's proof: the one made before, or a new one on (the beginning of) these inputs."""
-    with lock_of(model):
-        mark = fingerprint(model)
-        known = _proofs.get(model)
-        if known is not None and known[0] == mark:
-            return known[1]
-        proof = prove(model, inputs)
-        _proofs[model] = (mark, proof)
+    """The model's proof: the one made before on such inputs, or a new one on (the beginning of) these."""
+
+    def find() -> Proof:
+        proof: Proof = own_copy(prove(model, inputs))
         return proof
+
+    return remembered(model, ("proof", *kind_of(inputs)), find)
+
+
+def kind_of(inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a proof depends on besides the model: which inputs there are, and whether the sequence is one token long."""
+    ids = inputs.get("input_ids")
+    single = isinstance(ids, Tensor) and ids.dim() > 1 and ids.shape[1] == 1
+    return (tuple(sorted(inputs)), *((name, t.dim()) for name, t in sorted(inputs.items()) if "mask" in name), single)
+
+
+def own_copy(thing: Any, copies: dict[int, Tensor] | None = None) -> Any:
+    """The same proof with weights of its own, so that a trace does not change when the model is trained on.
+
+    Layers that share a weight share its copy.
+    """
+    copies = {} if copies is None else copies
+    if isinstance(thing, Tensor):
+        if id(thing) not in copies:
+            # A view of a weight keeps its shape and strides but not its storage; `expand`ed heads stay expanded.
+            copies[id(thing)] = thing.detach().clone()
+        return copies[id(thing)]
+    if isinstance(thing, tuple):
+        parts = [own_copy(t, copies) for t in thing]
+        return type(thing)(*parts) if hasattr(thing, "_fields") else tuple(parts)
+    if is_dataclass(thing) and not isinstance(thing, type):
+        held = {f.name: own_copy(getattr(thing, f.name), copies) for f in fields(thing) if f.init}
+        return replace(thing, **held)
+    return thing
 
 
 def prove(model: nn.Module, inputs: Mapping[str, Any]) -> Proof:
@@ -222,7 +238,7 @@ def check_weights(model: nn.Module) -> None:
 
 
 def _plain_outputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[Any, Tensor]:
-    with lock_of(model), evaluating(model):
+    with evaluating(model):
         return _numbers(model(**inputs))
 
 
@@ -296,7 +312,7 @@ def _why(model: nn.Module, inputs: Mapping[str, Any], plain: Mapping[Any, Tensor
     own = getattr(getattr(model, "config", None), "_attn_implementation_internal", None)
     if own in (None, "eager"):
         return ""
-    with interface.switched(model, "eager"):
+    with interface.switched(model):
         eager = _plain_outputs(model, inputs)
     gap = max(deviation(eager[k], plain[k]) for k in plain)
     if gap <= tolerance:

@@ -1,0 +1,165 @@
+"""What is known of a model, for as long as it holds: one lock, one fingerprint and one memory for each model.
+
+A fact (a proof, a position limit, …) is kept under the fingerprint of the model it was found on and is forgotten when
+the fingerprint changes: other weights, other adapters, other hooks, another attention implementation.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+T = TypeVar("T")
+
+SAMPLE = 64  # entries of each weight that the fingerprint reads
+
+
+# -- configurations ------------------------------------------------------------------------------------------------
+
+
+def configs_of(model: nn.Module) -> list[Any]:
+    """Every distinct configuration that decides which attention some part of the model uses."""
+    configs: dict[int, Any] = {}
+    todo = list({id(c): c for c in (m.__dict__.get("config") for m in model.modules()) if c is not None}.values())
+    todo.append(getattr(model, "config", None))
+    while todo:
+        config = todo.pop()
+        if config is None or id(config) in configs or not hasattr(config, "_attn_implementation_internal"):
+            continue
+        configs[id(config)] = config
+        todo += [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    return list(configs.values())
+
+
+# -- locks ---------------------------------------------------------------------------------------------------------
+
+_locks: dict[int, threading.RLock] = {}
+_guard = threading.Lock()
+
+
+def _lock(thing: Any) -> threading.RLock:
+    with _guard:
+        lock = _locks.get(id(thing))
+        if lock is None:
+            lock = _locks[id(thing)] = threading.RLock()
+            weakref.finalize(thing, _locks.pop, id(thing), None)
+        return lock
+
+
+@contextmanager
+def _all(locks: list[threading.RLock]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for lock in locks:
+            stack.enter_context(lock)
+        yield
+
+
+def lock_of(model: nn.Module) -> AbstractContextManager[Any]:
+    """Two threads may trace two models at once, but not the same one, nor two that share a configuration.
+
+    The attention implementation is a field of the configuration, so the lock belongs to the configuration.
+    """
+    configs = sorted(configs_of(model), key=id)  # in one order everywhere, so that two threads never wait in a ring
+    locks = [_lock(config) for config in configs] or [_lock(model)]
+    return locks[0] if len(locks) == 1 else _all(locks)
+
+
+# -- fingerprint ---------------------------------------------------------------------------------------------------
+
+_PLAIN = (str, int, float, bool, type(None))
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_TORCH = frozenset(nn.Module().__dict__) | {"config"}
+
+
+def _plain_value(value: Any) -> Hashable:
+    """A value that can be compared later; other objects count by identity."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, (list, tuple, set)):
+        return tuple(_plain_value(v) for v in value)
+    if isinstance(value, Tensor):
+        return _place(value)
+    if isinstance(value, dict):
+        return tuple((str(k), _plain_value(v)) for k, v in value.items())
+    return id(value)
+
+
+def fingerprint(model: nn.Module) -> int:
+    """Changes when the model computes something else: weights, adapters, hooks, settings, attention implementation.
+
+    Weights count by address, version, dtype and up to 64 of their entries, since a write through `.data` leaves the
+    version as it was. Adapters (PEFT's active and merged ones, their scales) and settings count as the plain
+    attributes of their modules. The training flag does not count: a trace always runs in eval mode.
+    """
+    with lock_of(model):
+        return hash(tuple(_marks(model)))
+
+
+def _marks(model: nn.Module) -> list[Hashable]:
+    parts: list[Hashable] = []
+    tensors: list[Tensor] = []
+    for module in model.modules():
+        attributes = module.__dict__
+        parts.append(id(module))
+        for name, value in attributes.items():
+            if name not in _TORCH:
+                parts.append((name, _plain_value(value)))
+        # whence's own hooks are there only while a pass runs.
+        parts += [id(hook) for name in _HOOKS for hook in attributes[name].values() if not is_ours(hook)]
+        for held in (attributes["_parameters"], attributes["_buffers"]):
+            tensors += [t for t in held.values() if t is not None]
+    parts += [_place(t) for t in tensors]
+    parts.append(_entries(tensors))
+    for config in configs_of(model):
+        parts += [(name, _plain_value(value)) for name, value in vars(config).items() if isinstance(value, _PLAIN)]
+    return parts
+
+
+def is_ours(hook: Any) -> bool:
+    """Whether a hook was put there by whence."""
+    return str(getattr(hook, "__module__", "")).startswith("whence.")
+
+
+def _place(tensor: Tensor) -> Hashable:
+    """Where a tensor lies and how often it was written to. Weights that are offloaded have no place until they are used."""
+    if tensor.is_meta:
+        return tensor.shape
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version, tensor.dtype, tensor.device
+
+
+def _entries(tensors: list[Tensor]) -> int:
+    """A hash of evenly spread entries of every weight; whole small weights."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.is_meta or tensor.layout is not torch.strided or tensor.numel() == 0:
+            continue
+        flat = tensor.detach()
+        flat = flat.view(-1) if flat.is_contiguous() else flat.flatten()
+        groups.setdefault((tensor.dtype, tensor.device), []).append(flat[:: max(1, flat.numel() // SAMPLE)])
+    joined = (torch.cat(samples).contiguous().view(torch.uint8) for samples in groups.values())
+    return hash(tuple(entries.cpu().numpy().tobytes() for entries in joined))
+
+
+# -- memory --------------------------------------------------------------------------------------------------------
+
+_facts: WeakKeyDictionary[nn.Module, tuple[int, dict[Hashable, Any]]] = WeakKeyDictionary()
+
+
+def remembered(model: nn.Module, fact: Hashable, find: Callable[[], T], mark: int | None = None) -> T:
+    """What `find` gives, found once for as long as the model stays as it is. `mark`: its fingerprint, where known."""
+    with lock_of(model):
+        mark = fingerprint(model) if mark is None else mark
+        known = _facts.get(model)
+        if known is None or known[0] != mark:
+            known = _facts[model] = (mark, {})
+        if fact not in known[1]:
+            known[1][fact] = find()
+        result: T = known[1][fact]
+        return result

@@ -1,0 +1,120 @@
+"""Passes in other threads compute what they always compute, and models that share a configuration are safe."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from conformance.zoo import build
+from whence.model.load import Model
+from whence.reading.rerun.substitution import ZeroValues, substitute
+from whence.reading.tracing import trace
+
+
+def together(*jobs: Callable[[], None]) -> None:
+    """Run every job in a thread of its own, all at once; an error in one of them is raised here."""
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(len(jobs))
+
+    def guarded(job: Callable[[], None]) -> None:
+        barrier.wait()
+        try:
+            job()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def logits(specimen, ids):
+    with torch.no_grad():
+        return specimen.model(**{**specimen.inputs, "input_ids": ids}).logits
+
+
+@pytest.mark.parametrize("family", ["llama", "bert", "bloom", "gpt2", "t5"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_plain_passes_beside_a_trace_are_the_same_bit_for_bit(family, implementation):
+    specimen = build(family)
+    if implementation == "sdpa" and not specimen.model._supports_sdpa:
+        pytest.skip("has no sdpa")
+    specimen.model.set_attn_implementation(implementation)
+    ids = specimen.inputs["input_ids"].flip(-1)
+    expected = logits(specimen, ids)
+    found = trace(Model(specimen.model), specimen.inputs)
+    passes = []
+    done = threading.Event()
+
+    def tracing():
+        try:
+            for _ in range(12):
+                again = trace(Model(specimen.model), specimen.inputs)
+                assert torch.equal(again.logits, found.logits)
+                substitute(found, ZeroValues(0, [1]))
+        finally:
+            done.set()
+
+    def plain():
+        while not done.is_set() or len(passes) < 20:
+            passes.append(logits(specimen, ids))
+
+    together(tracing, plain, plain)
+    assert len(passes) >= 40
+    assert all(torch.equal(p, expected) for p in passes)
+    assert specimen.model.config._attn_implementation == implementation
+
+
+def test_a_mask_made_before_the_switch_and_attention_after_it_fit():
+    """The worst moment: the pass of another thread has its mask (None under sdpa) and then the trace begins."""
+    specimen = build("llama")
+    specimen.model.set_attn_implementation("sdpa")
+    ids = specimen.inputs["input_ids"]
+    expected = logits(specimen, ids)
+    begun, attached_now, outcome = threading.Event(), threading.Event(), []
+    first = specimen.model.model.layers[0]
+
+    def wait(*_):
+        if threading.current_thread().name == "plain":
+            begun.set()
+            attached_now.wait(10)
+
+    def attach_late(*_):
+        if threading.current_thread().name != "plain":
+            attached_now.set()
+            runner.join()
+
+    first.register_forward_pre_hook(wait)
+    specimen.model.model.layers[1].register_forward_pre_hook(attach_late)
+    runner = threading.Thread(target=lambda: outcome.append(logits(specimen, ids)), name="plain")
+    runner.start()
+    begun.wait(10)
+    trace(Model(specimen.model), specimen.inputs)
+    runner.join()
+    assert torch.equal(outcome[0], expected)
+
+
+def test_two_models_of_one_configuration_are_traced_at_once():
+    one = build("llama", seed=1)
+    other = type(one.model)(one.model.config).eval()
+    one.model.set_attn_implementation("sdpa")
+    assert other.config is one.model.config
+    models = [Model(one.model), Model(other)]
+    alone = [trace(m, one.inputs) for m in models]
+
+    def job(i):
+        def work():
+            for _ in range(10):
+                assert torch.equal(trace(models[i], one.inputs).logits, alone[i].logits)
+
+        return work
+
+    together(job(0), job(1), job(0))
+    assert one.model.config._attn_implementation == "sdpa"
