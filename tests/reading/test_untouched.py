@@ -99,7 +99,7 @@ def interrupted(work, at):
     return False
 
 
-@pytest.mark.parametrize(("family", "step"), [("bert", 47), ("bloom", 97)])
+@pytest.mark.parametrize(("family", "step"), [("bert", 211), ("bloom", 197)])
 def test_an_interruption_anywhere_leaves_nothing_behind(family, step):
     specimen = build(family)
     specimen.model.train()
@@ -112,7 +112,7 @@ def test_an_interruption_anywhere_leaves_nothing_behind(family, step):
         at += step
         times += 1
         assert torch.is_grad_enabled()
-    assert times > 20
+    assert times > 8
     assert_same(before, everything(specimen.model))
     with lock_of(specimen.model):
         pass
