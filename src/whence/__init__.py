@@ -25,6 +25,7 @@ _PUBLIC = {
     "certify": "whence.attention.certify",
     "certify_row": "whence.core.attention.certificate",
     "witness": "whence.attention.witness",
+    "decide": "whence.attention.decide",
     "doppelganger": "whence.attention.doppelganger",
     "layer_statement": "whence.attention.joint",
     "IdentifiableConfig": "whence.identifiable",
@@ -43,10 +44,12 @@ _PUBLIC = {
     "report": "whence.reporting.report",
 }
 
-__all__ = ["__version__", "errors", *sorted(_PUBLIC)]
+__all__ = ["__version__", "errors", "rules", *sorted(_PUBLIC)]
 
 if TYPE_CHECKING:
+    from whence import rules
     from whence.attention.certify import certify
+    from whence.attention.decide import decide
     from whence.attention.doppelganger import doppelganger
     from whence.attention.effective_attention import effective_attention
     from whence.attention.identifiability import identifiability
@@ -78,6 +81,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "rules":
+        return importlib.import_module("whence.rules")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'whence' has no attribute {name!r}; it has: {', '.join(sorted(_PUBLIC))}")
     found = getattr(importlib.import_module(_PUBLIC[name]), name)

@@ -1,0 +1,104 @@
+"""From a trace to the rows that a decision is made from: chosen heads and queries, with names and, where there are any, sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from whence.attention.heads import find_row, find_token, row_of
+from whence.core.attention.decision import Claim
+from whence.errors import InputError
+from whence.reading.labels import Tokens
+from whence.reading.trace import Stack, Trace
+
+# A float32 softmax row sums to 1 to 1e-6; what is missing beyond this has gone to an attention sink.
+_MISSING = 1e-4
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """rows [head, query, key], values [head, key, d_v], visible [head, query, key], all float64; `sink`: the last key is one.
+
+    queries: positions; query_names of all positions; key_names, the sink left out.
+    """
+
+    stack: Stack
+    rows: Tensor
+    values: Tensor
+    visible: Tensor
+    queries: tuple[int, ...]
+    query_names: tuple[str, ...]
+    key_names: tuple[str, ...]
+    sink: bool
+
+    def find_key(self, key: int | str) -> int:
+        """A key by position, name or token text."""
+        return find_named(self.stack.key_tokens, self.key_names, key)
+
+    def padded_costs(self, costs: Tensor | None) -> Tensor | None:
+        """Costs with a 0 for the sink, which no rule asks about."""
+        if costs is None or not self.sink:
+            return costs
+        return torch.cat([costs, costs.new_zeros(1)])
+
+    def padded(self, claim: Claim) -> Claim:
+        """A claim with a cost for the sink."""
+        costs = self.padded_costs(claim.costs)
+        return claim if costs is None else replace(claim, costs=costs)
+
+
+def gather_rows(
+    trace: Trace,
+    heads: Sequence[tuple[int, int]],
+    queries: Sequence[int | str] | None,
+    attention: str | None,
+    names: Sequence[str] | None = None,
+) -> Gathered:
+    """The rows of these (layer, head) pairs and queries (None: all), each divided by its sum."""
+    stack = trace.of(attention)
+    keys = _names(stack.key_tokens, names)
+    same = len(stack.tokens) == len(stack.key_tokens) and tuple(stack.tokens) == tuple(stack.key_tokens)
+    asked = keys if same else _names(stack.tokens, None)
+    wanted = range(len(stack.tokens)) if queries is None else queries
+    places = tuple(find_named(stack.tokens, asked, q) for q in wanted)
+    if not places:
+        raise InputError("no query was given: name at least one, or none at all for every one.")
+    rows, values, masks = [], [], []
+    for layer, head in heads:
+        _, found, place, _ = find_row(trace, layer, head, 0, attention)
+        picked = [row_of(found, place, q) for q in places]
+        rows.append(torch.stack([weights.detach().to(torch.float64) for weights, _, _ in picked]))
+        values.append(picked[0][1].detach().to(torch.float64))
+        n = rows[-1].shape[-1]
+        masks.append(torch.stack([torch.ones(n, dtype=torch.bool) if m is None else m.expand(n) for _, _, m in picked]))
+    width = max(v.shape[-1] for v in values)
+    value = torch.stack([torch.nn.functional.pad(v, (0, width - v.shape[-1])) for v in values])
+    attention_rows, visible = torch.stack(rows), torch.stack(masks)
+    attention_rows = attention_rows.masked_fill(~visible, 0.0)
+    missing = 1.0 - attention_rows.sum(-1, keepdim=True)
+    sink = bool((missing > _MISSING).any())
+    if sink:
+        # A learned sink takes the rest of the row: one more key, always visible, with value 0.
+        attention_rows = torch.cat([attention_rows, missing.clamp(min=0.0)], -1)
+        value = torch.cat([value, value.new_zeros(len(value), 1, width)], 1)
+        visible = torch.cat([visible, visible.new_ones(*visible.shape[:2], 1)], -1)
+    attention_rows = attention_rows / attention_rows.sum(-1, keepdim=True)
+    return Gathered(stack, attention_rows, value, visible, places, asked, keys, sink)
+
+
+def _names(tokens: Tokens, given: Sequence[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return tuple(tokens)
+    if len(given) != len(tokens):
+        raise InputError(f"{len(given)} names were given for {len(tokens)} tokens; give one for each.")
+    return tuple(str(name) for name in given)
+
+
+def find_named(tokens: Tokens, names: Sequence[str], key: int | str) -> int:
+    """A position given as a number, as a name, or as a token's text where that stands once."""
+    if isinstance(key, str) and names.count(key) == 1:
+        return list(names).index(key)
+    return find_token(tokens, key)
