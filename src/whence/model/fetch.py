@@ -47,6 +47,8 @@ def fetch(
     download: the cache holds either nothing or the checked files.
     """
     model, root = get(name), cache_dir(cache)
+    for other in model.needs:
+        fetch(other, cache=cache, quiet=quiet, progress=progress)
     target = cached_folder(model, root)
     if target.is_dir() and integrity_problem(model, target) is None:
         return target

@@ -20,10 +20,13 @@ from typing import Any
 from whence.errors import UnavailableError
 from whence.model.cache import cache_dir
 from whence.model.catalogue import EmbeddedModel
+from whence.model.pickled_weights import from_antiberty, from_rxnmapper, from_whisper
 
 
 def unpacked(model: EmbeddedModel, folder: Path) -> Path:
     """The folder with the safetensors copy of a model that lies, checked, in `folder`."""
+    from whence.model.load import quietly
+
     target = cache_dir() / "converted" / f"{model.name}-{model.sha256[:16]}"
     if _whole(target):
         return target
@@ -31,7 +34,8 @@ def unpacked(model: EmbeddedModel, folder: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f"{model.name}-", dir=target.parent) as partial:
             ready = Path(partial) / "ready"
-            CONVERTERS[str(model.converter)](model, folder, ready)
+            with quietly():
+                CONVERTERS[str(model.converter)](model, folder, ready)
             hashes = {path.name: _sha256(path) for path in sorted(ready.iterdir())}
             (ready / LIST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
             if target.exists() and not _whole(target):
@@ -55,9 +59,7 @@ def _from_gguf(entry: EmbeddedModel, folder: Path, into: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from whence.model.load import quietly
-
-    with quietly(), redirect_stderr(io.StringIO()):  # the reader of GGUF has a progress bar that nothing turns off
+    with redirect_stderr(io.StringIO()):  # the reader of GGUF has a progress bar that nothing turns off
         options: dict[str, Any] = {"gguf_file": entry.gguf_file, "local_files_only": True}
         config = AutoConfig.from_pretrained(folder, **options)
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
@@ -75,7 +77,12 @@ def _from_gguf(entry: EmbeddedModel, folder: Path, into: Path) -> None:
         tokenizer.save_pretrained(into)
 
 
-CONVERTERS: dict[str, Callable[[EmbeddedModel, Path, Path], None]] = {"gguf": _from_gguf}
+CONVERTERS: dict[str, Callable[[EmbeddedModel, Path, Path], None]] = {
+    "gguf": _from_gguf,
+    "whisper": from_whisper,
+    "rxnmapper": from_rxnmapper,
+    "antiberty": from_antiberty,
+}
 """name → function(entry, folder of the checked files, folder to write): a model folder with safetensors weights."""
 
 

@@ -134,6 +134,8 @@ def load(
 def _load_embedded(found: catalogue.EmbeddedModel, task: str | None, dtype: Any) -> Model:
     from transformers import AutoTokenizer
 
+    if found.kind == "vocabulary":
+        raise InputError(f"{found.name!r} is no model: {found.description}.")
     folder = locate(found.name)
     if found.converter is not None:
         from whence.model.foreign_weights import unpacked
@@ -147,7 +149,8 @@ def _load_embedded(found: catalogue.EmbeddedModel, task: str | None, dtype: Any)
         )
     _check_complete(found.name, model, info)
     model.eval()
-    return Model(model, tokenizer, None, found.name)
+    processor = _companions(str(folder), {"local_files_only": True})[1] if found.positions == "frames" else None
+    return Model(model, tokenizer, processor, found.name)
 
 
 TASKS = {
