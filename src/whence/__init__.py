@@ -26,6 +26,7 @@ _PUBLIC = {
     "certify_row": "whence.core.attention.certificate",
     "witness": "whence.attention.witness",
     "decide": "whence.attention.decide",
+    "align": "whence.attention.align",
     "doppelganger": "whence.attention.doppelganger",
     "layer_statement": "whence.attention.joint",
     "IdentifiableConfig": "whence.identifiable",
@@ -48,6 +49,7 @@ __all__ = ["__version__", "errors", "rules", *sorted(_PUBLIC)]
 
 if TYPE_CHECKING:
     from whence import rules
+    from whence.attention.align import align
     from whence.attention.certify import certify
     from whence.attention.decide import decide
     from whence.attention.doppelganger import doppelganger

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ from whence.rules import Key, Path, Question, Row, Rule
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from whence.attention.align import Alignment
 
 Combine = Literal["mean", "sum"]
 
@@ -228,9 +230,10 @@ class Decisions:
         known = header["verification"]
         if known is not None:
             known = Verification(**{name: known[name] for name in Verification.__dataclass_fields__})
+        stored: dict[str, Any] = {n: tensors[n] for n in ("value", "rows", "values", "visible", "weights")}
         return cls(
             **{**named, "heads": tuple((a, b) for a, b in header["heads"])},
-            **{name: tensors[name] for name in ("value", "rows", "values", "visible", "weights")},
+            **stored,
             decisions=tuple(decisions),
             claims=tuple(claims),
             provenance=Provenance.from_dict(header["provenance"]),
@@ -248,6 +251,10 @@ def _text(value: Any) -> Any:
     return repr(value) if isinstance(value, float) and not abs(value) < float("inf") else value
 
 
+@overload
+def decide(trace: Trace, rule: Path, **options: Any) -> Alignment: ...
+@overload
+def decide(trace: Trace, rule: Rule, **options: Any) -> Decisions: ...
 def decide(
     trace: Trace,
     rule: Rule,
@@ -261,7 +268,7 @@ def decide(
     attention: str | None = None,
     names: Sequence[str] | None = None,
     verify: bool = True,
-) -> Decisions:
+) -> Decisions | Alignment:
     """Ask of each query whether the model's computation fixes what `rule` decides there.
 
     `layer` and `head` name one head; `heads` several of that layer, or (layer, head) pairs, of which the mean or the sum
@@ -285,16 +292,15 @@ def decide(
     found = gather_rows(trace, pairs, asked, attention, names)
     weights = torch.full((len(pairs),), 1.0 / len(pairs) if combine == "mean" else 1.0, dtype=torch.float64)
     if isinstance(rule, Path):
-        from whence.attention.align import decide_path
+        from whence.attention.align import align_rows
 
-        questions, decisions = decide_path(rule, found, weights)
-    else:
-        questions = [_ask(rule, found, i, weights) for i in range(len(found.queries))]
-        solver = Heads(found.rows, found.values, weights, found.visible)
-        decisions = [
-            decide_row(solver, i, [found.padded(c) for c in q.claims], found.padded_costs(q.quantity))
-            for i, q in enumerate(questions)
-        ]
+        return align_rows(trace, found, pairs, median=rule.median, keys=rule.keys, within=rule.within, verify=verify)
+    questions = [_ask(rule, found, i, weights) for i in range(len(found.queries))]
+    solver = Heads(found.rows, found.values, weights, found.visible)
+    decisions = [
+        decide_row(solver, i, [found.padded(c) for c in q.claims], found.padded_costs(q.quantity))
+        for i, q in enumerate(questions)
+    ]
     result = Decisions(
         rule=rule.text,
         heads=pairs,
@@ -328,12 +334,12 @@ def _pairs(
     given = [head] if head is not None and heads is None else list(heads or ())
     if not given or (head is not None and heads is not None):
         raise InputError(f"head={head!r}, heads={heads!r}: give one head, or a list of heads.")
-    pairs = [(layer, h) if isinstance(h, int) else tuple(h) for h in given]
+    pairs: list[tuple[Any, ...]] = [(layer, h) if isinstance(h, int) else tuple(h) for h in given]  # type: ignore[arg-type]
     if any(len(p) != 2 or p[0] is None for p in pairs):
         raise InputError(f"layer={layer!r}, heads={heads!r}: give the layer, or (layer, head) pairs.")
     if len(set(pairs)) != len(pairs):
         raise InputError(f"heads={heads!r} names a head twice.")
-    return tuple((int(a), int(b)) for a, b in pairs)  # type: ignore[arg-type]
+    return tuple((int(a), int(b)) for a, b in pairs)
 
 
 def _ask(rule: Rule, found: Gathered, i: int, weights: Tensor) -> Question:

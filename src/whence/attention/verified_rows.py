@@ -33,7 +33,9 @@ def verify_rows(
         raise InputError("there is no other row to put into the model.")
     stack = trace.of(attention)
     n = len(stack.key_tokens)
-    own, other, control = [], [], []
+    own: list[Replace] = []
+    other: list[Replace] = []
+    control: list[Replace] = []
     moved = []
     for k, (heads, query, rows, others) in enumerate(places):
         for (layer, head), row, instead in zip(heads, rows, others, strict=True):

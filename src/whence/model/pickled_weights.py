@@ -9,6 +9,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,7 @@ def byte_pairs(ranks: str) -> tuple[dict[str, int], list[tuple[str, str]]]:
     for token, limit in sorted(rank.items(), key=lambda pair: pair[1]):
         parts = [token[i : i + 1] for i in range(len(token))]
         while len(parts) > 2:
-            pairs = [rank.get(a + b, limit) for a, b in zip(parts, parts[1:], strict=False)]
+            pairs = [rank.get(a + b, limit) for a, b in pairwise(parts)]
             i = pairs.index(min(pairs))
             parts[i : i + 2] = [parts[i] + parts[i + 1]]
         if len(parts) == 2:

@@ -358,7 +358,8 @@ class _Work:
             self.residual,
             self.programs,
             self.quantity,
-            *(end for end, _ in self.ends),
+            lower=self.ends[0][0] if self.ends else float("nan"),
+            upper=self.ends[1][0] if self.ends else float("nan"),
             range_duals=torch.from_numpy(np.stack([dual for _, dual in self.ends])) if self.ends else None,
         )
 

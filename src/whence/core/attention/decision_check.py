@@ -47,8 +47,8 @@ def check_decision(
     return True
 
 
-def _is_row(row: Array, seen: np.ndarray) -> bool:  # type: ignore[type-arg]
-    return bool(row.min() >= 0.0 and abs(row.sum() - 1.0) <= _NEAR and not row[~seen].any())
+def _is_row(row: Array, seen: Array) -> bool:
+    return bool(row.min() >= 0.0 and abs(row.sum() - 1.0) <= _NEAR and not row[seen == 0].any())
 
 
 def _range_holds(decision: RowDecision, heads: Sequence[tuple[Array, Array, Array, float]], bound: object) -> bool:
