@@ -18,8 +18,8 @@ from whence.core.attention.decision import Claim, Heads, RowDecision, decide_row
 from whence.core.attention.decision_check import check_decision
 from whence.errors import InputError
 from whence.reading.trace import Trace
-from whence.results.files import load_tensors, save_tensors
 from whence.results.provenance import Provenance
+from whence.results.tensor_file import load_tensors, save_tensors, understood
 from whence.rules import Key, Path, Question, Row, Rule
 
 if TYPE_CHECKING:
@@ -214,31 +214,32 @@ class Decisions:
     def load(cls, path: str | os.PathLike[str]) -> Decisions:
         """Saved decisions. They check themselves; to put other rows into a model, decide again."""
         tensors, header = load_tensors(path, "decisions")
-        decisions, claims = [], []
-        for i, plain in enumerate(header["decisions"]):
-            parts = {name: tensors.get(f"{i}.{name}") for name in _TENSORS}
-            numbers = {n: float(v) if isinstance(v, str) and n != "verdict" else v for n, v in plain.items()}
-            decisions.append(RowDecision(**parts, **{n: numbers[n] for n in _PLAIN}))  # type: ignore[arg-type]
-            claims.append(
-                tuple(
-                    Claim(tensors[f"{i}.claim.{k}"], c["threshold"], tuple(c["rivals"]), c["strict"])
-                    for k, c in enumerate(plain["claims"])
+        with understood(path, "decisions"):
+            decisions, claims = [], []
+            for i, plain in enumerate(header["decisions"]):
+                parts = {name: tensors.get(f"{i}.{name}") for name in _TENSORS}
+                numbers = {n: float(v) if isinstance(v, str) and n != "verdict" else v for n, v in plain.items()}
+                decisions.append(RowDecision(**parts, **{n: numbers[n] for n in _PLAIN}))  # type: ignore[arg-type]
+                claims.append(
+                    tuple(
+                        Claim(tensors[f"{i}.claim.{k}"], c["threshold"], tuple(c["rivals"]), c["strict"])
+                        for k, c in enumerate(plain["claims"])
+                    )
                 )
+            named = {name: header[name] for name in _HEADER}
+            named |= {n: tuple(v) for n, v in named.items() if isinstance(v, list)}
+            known = header["verification"]
+            if known is not None:
+                known = Verification(**{name: known[name] for name in Verification.__dataclass_fields__})
+            stored: dict[str, Any] = {n: tensors[n] for n in ("value", "rows", "values", "visible", "weights")}
+            return cls(
+                **{**named, "heads": tuple((a, b) for a, b in header["heads"])},
+                **stored,
+                decisions=tuple(decisions),
+                claims=tuple(claims),
+                provenance=Provenance.from_dict(header["provenance"]),
+                verification=known,
             )
-        named = {name: header[name] for name in _HEADER}
-        named |= {n: tuple(v) for n, v in named.items() if isinstance(v, list)}
-        known = header["verification"]
-        if known is not None:
-            known = Verification(**{name: known[name] for name in Verification.__dataclass_fields__})
-        stored: dict[str, Any] = {n: tensors[n] for n in ("value", "rows", "values", "visible", "weights")}
-        return cls(
-            **{**named, "heads": tuple((a, b) for a, b in header["heads"])},
-            **stored,
-            decisions=tuple(decisions),
-            claims=tuple(claims),
-            provenance=Provenance.from_dict(header["provenance"]),
-            verification=known,
-        )
 
 
 _TENSORS = ("costs", "thresholds", "strict", "bounds", "duals", "alternative", "quantity", "range_duals")
