@@ -43,6 +43,7 @@ _PUBLIC = {
     "local_vs_global": "whence.mixing.local_vs_global",
     "attribute": "whence.mixing.attribute",
     "report": "whence.reporting.report",
+    "faithfulness": "whence.faithful.evaluate",
 }
 
 __all__ = ["__version__", "errors", "rules", *sorted(_PUBLIC)]
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
         IdentifiableForSequenceClassification,
         IdentifiableModel,
     )
+    from whence.faithful.evaluate import faithfulness
     from whence.identifiable.conversion.convert import tie_keys
     from whence.identifiable.training.fit import train
     from whence.method_table import methods

@@ -1,0 +1,275 @@
+"""`whence.faithfulness`: which of these explanations does the model react to as they say?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whence.errors import InputError
+from whence.faithful.ceilings import EXACT, Ceiling, beam_ceiling, exact_ceiling
+from whence.faithful.curves import flip, order_of, prefixes, ties_in
+from whence.faithful.engine import OPERATORS, Engine, mask_id
+from whence.faithful.explainers import Explained, Explainer, explainers, scores_of
+from whence.faithful.question import Question, asking_position, prepared_text, units_of
+from whence.faithful.rationale import marks_of
+from whence.faithful.records import Curve, TextRecord, append, read_run, write_run
+from whence.faithful.result import Faithfulness
+from whence.faithful.targets import GOLD, one_each, target_id, target_name
+from whence.mixing.progress import Progress, bar
+from whence.model.load import Model, as_model
+from whence.reading.run import trace
+from whence.reading.texts import Texts
+from whence.results.provenance import library_versions
+
+CEILINGS = ("auto", "exact", "none")
+
+
+def faithfulness(
+    model: Any,
+    texts: Any,
+    methods: Any = "fast",
+    target: Any = "predicted",
+    units: str = "word",
+    operators: Sequence[str] = OPERATORS,
+    random: int = 10,
+    ceiling: str | None = "auto",
+    rationales: Sequence[Any] | None = None,
+    seed: int = 0,
+    save: str | os.PathLike[str] | None = None,
+    resume: bool = True,
+    *,
+    foil: Any = None,
+    documents: Sequence[Any] | None = None,
+    truncate: bool = False,
+    progress: Progress = False,
+) -> Faithfulness:
+    """Which explanation is faithful: does the model lose its prediction as fast as the explanation says?
+
+    Every method orders the units of a text; they are removed one after another, most important first (and least important
+    first), and the watched output v is read: F(π) = 1/(N−1)·Σ_k [v(∅) − v(π_1…π_k)], Δ = F(π) − F(reverse π).
+
+    methods: "fast", "all" (but flow and hidden-token attribution), names of the method table, {"mine": scores of every
+    text}, a function of (model, text), or a list of these; scores are per token or per unit. target: "predicted", "gold"
+    (texts with labels), a class, a token, or one per text; never chosen again when units go. foil: with it the output is
+    logit(target) − logit(foil). Language models: the asking position is the mask token, or the last one; encoder–decoders
+    take (source, written so far) and lose source tokens. units: "word" or "token". operators: "drop" deletes ids, "mask"
+    puts the mask token in their place. random: so many pairs of a random order and its reverse. ceiling: "auto" (exact up
+    to 12 units, beam search beyond), "exact" (only those texts), "none". rationales: one per text, see `whence.plausibility`.
+    save: a file of JSON lines; with `resume` a run that was stopped goes on there. documents: the document of each text,
+    where texts share one. Everything random is drawn from (seed, text), so order, shards and resuming change nothing.
+
+    >>> import whence
+    >>> result = whence.faithfulness("…", texts, methods="alti,occlusion")    # doctest: +SKIP
+    >>> print(*result.verdict(), sep="\\n")                                    # doctest: +SKIP
+    """
+    chosen = as_model(model)
+    given = _texts(texts)
+    operators = _operators(operators, chosen)
+    if ceiling is not None and ceiling not in CEILINGS:
+        raise InputError(f"ceiling={ceiling!r} is not one of {', '.join(CEILINGS)}.")
+    if random < 0:
+        raise InputError(f"random={random}: give 0 or more pairs of random orders.")
+    for name, many in (("rationales", rationales), ("documents", documents)):
+        if many is not None and len(many) != len(given):
+            raise InputError(f"{name} has {len(many)} entries for {len(given)} texts: give one for each.")
+    asked = explainers(methods, len(given))
+    targets = one_each("target", _gold(texts) if target == GOLD else target, len(given))
+    foils = one_each("foil", foil, len(given))
+    header = {
+        "kind": "faithfulness",
+        "model": chosen.name,
+        "weights": chosen.weights_hash,
+        "versions": dict(library_versions()),
+        "settings": {
+            "methods": [e.name for e in asked],
+            "signed": {e.name: e.signed for e in asked},
+            "perturbs": [e.name for e in asked if e.perturbs],
+            "units": units,
+            "operators": list(operators),
+            "random": random,
+            "ceiling": ceiling or "none",
+            "foil": foil is not None,
+            "seed": seed,
+        },
+    }
+    finished = _finished(save, header, resume)
+    engine = Engine(chosen)
+    records = []
+    with bar("texts", len(given), progress) as step:
+        for number, text in enumerate(given):
+            question, output = _question(chosen, text, targets[number], foils[number], units, engine, truncate)
+            rationale = None if rationales is None else rationales[number]
+            key = _key(question, asked, number, rationale)
+            if key not in finished:
+                finished[key] = _record(engine, question, output, number, asked, header["settings"], rationale)
+                document = None if documents is None else str(documents[number])
+                finished[key] = replace(finished[key], key=key, document=document)
+                if save is not None:
+                    append(save, finished[key])
+            records.append(finished[key])
+            engine.forget()
+            step()
+    return Faithfulness(header, tuple(records))
+
+
+def _key(question: Question, asked: Iterable[Explainer], number: int, rationale: Any) -> str:
+    """The content that a record depends on: the question, scores that were given for this text, its rationale."""
+    given = [[one.name, np.asarray(scores_of(one.given(number))).tolist()] for one in asked if one.given is not None]
+    if not given and rationale is None:
+        return question.key
+    content = json.dumps([question.key, given, None if rationale is None else list(rationale)], default=list)
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def _texts(texts: Any) -> list[Any]:
+    given = [texts] if isinstance(texts, (str, tuple)) else list(texts)
+    if isinstance(texts, Texts):
+        given = [t if len(t) > 1 else t[0] for t in texts.sequences]
+    if not given:
+        raise InputError("no texts were given: there is nothing to remove words from.")
+    return given
+
+
+def _gold(texts: Any) -> Sequence[Any]:
+    labels = getattr(texts, "labels", None)
+    if labels is None:
+        raise InputError("target='gold' needs labels: read texts with whence.read_texts(…, label=…), or give one target each.")
+    return list(labels)
+
+
+def _operators(operators: Any, model: Model) -> tuple[str, ...]:
+    named = (operators,) if isinstance(operators, str) else tuple(operators)
+    unknown = [o for o in named if o not in OPERATORS]
+    if unknown or not named:
+        raise InputError(f"operators={list(named)!r}: choose among {', '.join(OPERATORS)}.")
+    if "mask" in named:
+        mask_id(model)
+    return named
+
+
+def _question(
+    model: Model, text: Any, target: Any, foil: Any, units: str, engine: Engine, truncate: bool
+) -> tuple[Question, float]:
+    """The question about one text, and the watched output of the whole text."""
+    prepared = prepared_text(model, text, truncate)
+    position = asking_position(model, prepared)
+    made = units_of(prepared, units, position)
+    logits = engine.whole(Question(prepared, made, position, 0))
+    classes = position is None and "decoder_input_ids" not in prepared.inputs
+    if classes and len(logits) < 2:
+        raise InputError(f"{model.name} has one output, a number and no classes: faithfulness needs a classifier.")
+    number = target_id(model, logits, target, classes)
+    against = None if foil is None else target_id(model, logits, foil, classes)
+    if against == number:
+        raise InputError(f"target and foil are both {target_name(model, number, classes)!r}: a contrast needs two.")
+    question = Question(prepared, made, position, number, against)
+    return question, engine.values(question, "drop", [0])[0][0]
+
+
+def _finished(save: Any, header: dict[str, Any], resume: bool) -> dict[str, TextRecord]:
+    """The texts that an earlier run has finished; a file of another run is refused with what differs."""
+    if save is None:
+        return {}
+    if not Path(save).expanduser().exists():
+        write_run(save, header, [])
+        return {}
+    if not resume:
+        raise InputError(f"{str(save)!r} exists: give another file, or resume=True to go on with it.")
+    saved, records = read_run(save)
+    different = [
+        f"{name}: {saved.get(part, {}).get(name) if isinstance(header[part], dict) else saved.get(part)!r} there, {value!r} here"
+        for part in header
+        for name, value in (header[part].items() if isinstance(header[part], dict) else [(part, header[part])])
+        if value != (saved.get(part, {}).get(name) if isinstance(header[part], dict) else saved.get(part))
+    ]
+    if different:
+        raise InputError(f"{str(save)!r} holds another run ({'; '.join(different)}): give another file.")
+    return {record.key: record for record in records}
+
+
+def _record(
+    engine: Engine,
+    question: Question,
+    output: float,
+    number: int,
+    asked: Iterable[Explainer],
+    settings: dict[str, Any],
+    rationale: Any,
+) -> TextRecord:
+    """Everything about one text: explanations first, then every set they ask for, each once."""
+    units, seed = question.units, settings["seed"]
+    classes = question.position is None and "decoder_input_ids" not in question.prepared.inputs
+    text = question.prepared.text or " ".join(units.names)
+    about: dict[str, Any] = {
+        "key": question.key,
+        "text": text,
+        "units": units.names,
+        "target": target_name(engine.model, question.target, classes),
+        "output": output,
+        "marks": None if rationale is None else marks_of(rationale, text, units, number),
+    }
+    if len(units) < 2:
+        return TextRecord(**about)
+    explained = Explained(engine.model, question, number, cache(lambda: trace(engine.model, question.prepared)))
+    scores: dict[str, np.ndarray[Any, Any]] = {}
+    failures: dict[str, str] = {}
+    for one in asked:
+        try:
+            scores[one.name] = one.of_units(explained)
+        except Exception as problem:  # noqa: BLE001 (a method of others may fail in any way: it is named, the run goes on)
+            failures[one.name] = f"{type(problem).__name__}: {problem}"
+    orders = {name: order_of(values, question.generator(seed, "ties")) for name, values in scores.items()}
+    generator = question.generator(seed, "random")
+    drawn = [tuple(int(u) for u in generator.permutation(len(units))) for _ in range(settings["random"])]
+    curves, random, ceilings = {}, {}, {}
+    for operator in settings["operators"]:
+        wanted = {s for order in (*orders.values(), *drawn) for o in (order, order[::-1]) for s in prefixes(o)}
+        engine.values(question, operator, sorted(wanted))
+        curves[operator] = {name: _curve(engine, question, operator, order) for name, order in orders.items()}
+        random[operator] = tuple(_curve(engine, question, operator, order) for order in drawn)
+        found = _ceiling(engine, question, operator, settings["ceiling"])
+        if found is not None:
+            ceilings[operator] = _no_lower(found, (*curves[operator].values(), *random[operator]))
+    return TextRecord(
+        **about,
+        scores={name: tuple(values.tolist()) for name, values in scores.items()},
+        ties={name: ties_in(values) for name, values in scores.items()},
+        failures=failures,
+        curves=curves,
+        random=random,
+        ceilings=ceilings,
+    )
+
+
+def _curve(engine: Engine, question: Question, operator: str, order: tuple[int, ...]) -> Curve:
+    forward, reverse = prefixes(order), prefixes(order[::-1])
+    found = engine.values(question, operator, [*forward, *reverse])
+    return Curve(
+        tuple(found[s][0] for s in forward), tuple(found[s][0] for s in reverse), flip([found[s][1] for s in forward])
+    )
+
+
+def _ceiling(engine: Engine, question: Question, operator: str, kind: str) -> Ceiling | None:
+    n = len(question.units)
+    outputs: Callable[[Sequence[int]], np.ndarray[Any, Any]] = lambda sets: engine.outputs(question, operator, sets)  # noqa: E731
+    if kind == "none" or (kind == "exact" and n > EXACT):
+        return None
+    return exact_ceiling(n, outputs) if n <= EXACT else beam_ceiling(n, outputs)
+
+
+def _no_lower(found: Ceiling, curves: Iterable[Curve]) -> Ceiling:
+    """A beam may miss what one of the orders reached: the ceiling is then that order."""
+    if found.kind == "exact":
+        return found
+    from whence.faithful.curves import area
+
+    areas = [area(np.array(v)) for c in curves for v in (c.forward, c.reverse)]
+    return Ceiling(max(found.best, *areas), min(found.worst, *areas), found.kind)

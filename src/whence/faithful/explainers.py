@@ -1,0 +1,145 @@
+"""The explanations that are compared: methods of the table, given scores, or a function of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whence.errors import InputError
+from whence.faithful.question import Question
+from whence.model.load import Model
+from whence.reading.trace import Trace
+
+Array = np.ndarray[Any, Any]
+SLOW = ("flow", "hidden-token-attribution")  # n² maximum flows, and a Jacobian: only by name
+FAST_COSTS = ("trace", "gradients")
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What an explanation is made for: one question, its number among the texts, and its trace, taken when needed."""
+
+    model: Model
+    question: Question
+    number: int
+    trace: Callable[[], Trace]
+
+
+@dataclass(frozen=True)
+class Explainer:
+    """A named way to score tokens or units. `signed`: whether scores may speak against the target; None: see the scores."""
+
+    name: str
+    scores: Callable[[Explained], Any]
+    signed: bool | None = None
+    perturbs: bool = False
+    """It puts mask tokens into the text itself, so that the operator `mask` tests it with its own means."""
+
+    given: Callable[[int], Any] | None = None
+    """Scores that came with the call, by the number of the text: a part of what a saved record is about."""
+
+    def of_units(self, asked: Explained) -> Array:
+        """A score per unit; tokens' scores are summed."""
+        array = scores_of(self.scores(asked))
+        units, tokens = asked.question.units, asked.question.prepared.length
+        if array.shape == (tokens,):
+            array = units.gather(array)
+        elif array.shape != (len(units),):
+            raise InputError(
+                f"{self.name} gave scores of shape {array.shape} for text {asked.number}, which has {tokens} tokens and "
+                f"{len(units)} removable units: give one score for each token, or one for each unit."
+            )
+        if not np.isfinite(array).all():
+            raise InputError(f"{self.name} gave scores that are not finite for text {asked.number}.")
+        return array
+
+
+def scores_of(given: Any) -> Array:
+    """A list, an array, a tensor or an `Attribution` as numbers."""
+    values = given if isinstance(given, (Tensor, np.ndarray)) else getattr(given, "values", given)
+    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
+
+
+def explainers(methods: Any, texts: int) -> list[Explainer]:
+    """From what the user gives: "fast", "all", a name, a function, {name: scores of every text}, or a list of these."""
+    parts = [methods] if isinstance(methods, str) or callable(methods) or isinstance(methods, Mapping) else list(methods)
+    chosen: list[Explainer] = []
+    for part in parts:
+        if isinstance(part, str) and part in ("fast", "all"):
+            chosen += [_of_table(name) for name in (_fast() if part == "fast" else _all())]
+        elif isinstance(part, str):
+            chosen += [_of_table(name) for name in part.split(",")]
+        elif isinstance(part, Mapping):
+            chosen += [_given(str(name), scores, texts) for name, scores in part.items()]
+        elif callable(part):
+            chosen.append(_function(getattr(part, "__name__", type(part).__name__), part))
+        else:
+            raise InputError(f"a method is a name, a function or {{name: scores}}, not a {type(part).__name__}.")
+    names = [one.name for one in chosen]
+    twice = sorted({name for name in names if names.count(name) > 1 or name == "random"})
+    if not chosen:
+        raise InputError("no method was given: there is nothing to compare.")
+    if twice:
+        raise InputError(f"methods must have different names, and 'random' is taken: {', '.join(twice)} came twice.")
+    return chosen
+
+
+def _all() -> list[str]:
+    from whence.method_table import explaining
+
+    return [m.name for m in explaining() if m.name not in SLOW]
+
+
+def _fast() -> list[str]:
+    """One trace or a few gradients; occlusion too, which is what the others are measured by."""
+    from whence.method_table import explaining
+
+    return [m.name for m in explaining() if m.name not in SLOW and (m.cost in FAST_COSTS or m.name == "occlusion")]
+
+
+def _of_table(name: str) -> Explainer:
+    from whence.method_table import method
+
+    entry = method(name, ("matrix", "contributions", "scores"))
+    return Explainer(entry.name, partial(_attribute, entry), entry.signed, entry.name in ("occlusion", "lime", "kernel-shap"))
+
+
+def _attribute(entry: Any, asked: Explained) -> Any:
+    from whence.mixing.attribute import attribute
+
+    question = asked.question
+    aimed = {"target": question.target, "foil": question.foil} if entry.contrast else {}
+    if entry.contrast and question.position is not None:
+        aimed["position"] = question.position
+    with torch.random.fork_rng(devices=[]):
+        return attribute(asked.model, asked.trace(), entry.name, **{k: v for k, v in aimed.items() if v is not None})
+
+
+def _given(name: str, scores: Any, texts: int) -> Explainer:
+    if callable(scores):
+        return _function(name, scores)
+    if isinstance(scores, str):
+        entry = _of_table(scores)
+        return Explainer(name, entry.scores, entry.signed, entry.perturbs)
+    if not isinstance(scores, Sequence) and not hasattr(scores, "__len__"):
+        raise InputError(f"the scores of {name!r} are a {type(scores).__name__}: give a list with one entry per text.")
+    if len(scores) != texts:
+        raise InputError(f"{name!r} has scores for {len(scores)} texts, and there are {texts}.")
+    return Explainer(name, lambda asked: scores[asked.number], given=lambda number: scores[number])
+
+
+def _function(name: str, function: Callable[..., Any]) -> Explainer:
+    """A function of (model, text) that gives a score per token or per unit."""
+
+    def scores(asked: Explained) -> Any:
+        prepared = asked.question.prepared
+        text = prepared.text if prepared.text_pair is None else (prepared.text, prepared.text_pair)
+        return function(asked.model, text)
+
+    return Explainer(name, scores)

@@ -1,0 +1,258 @@
+"""`whence.faithfulness` end to end: extreme verdicts, failures by name, resuming, shards, bad input."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.faithful.faithful_models import WEIGHTS, WORDS
+
+import whence
+from whence.errors import InputError
+from whence.faithful.result import Faithfulness
+from whence.model.load import Model
+
+DRAW = random.Random(0)
+TEXTS = [" ".join(DRAW.choices(WORDS, k=DRAW.randint(3, 7))) for _ in range(36)]
+
+
+def sign(text: str) -> float:
+    """+1 where the additive model says positive, −1 where it says negative."""
+    return 1.0 if sum(WEIGHTS[w] for w in text.split()) >= 0 else -1.0
+
+
+def perfect(_model: Model, text: str) -> list[float]:
+    return [sign(text) * WEIGHTS[w] for w in text.split()]
+
+
+def reversed_scores(_model: Model, text: str) -> list[float]:
+    return [-s for s in perfect(_model, text)]
+
+
+def constant(_model: Model, text: str) -> list[float]:
+    return [1.0] * len(text.split())
+
+
+METHODS = [perfect, reversed_scores, constant]
+
+
+@pytest.fixture(scope="module")
+def extreme(additive: Model) -> Faithfulness:
+    return whence.faithfulness(additive, TEXTS, METHODS, operators=("drop", "mask"))
+
+
+def test_a_perfect_explanation_gets_the_extreme_verdict(extreme: Faithfulness) -> None:
+    table = extreme.table().set_index(["method", "operator"])
+    # The mask token's weight is 0, so that masking and dropping are the same to this model.
+    for operator in ("drop", "mask"):
+        assert table.loc[("perfect", operator), "naopc"] == pytest.approx(1.0)
+        assert table.loc[("reversed_scores", operator), "naopc"] == pytest.approx(0.0)
+        assert table.loc[("random", operator), "delta"] == pytest.approx(0.0, abs=1e-12)
+        assert table.loc[("perfect", operator), "wins"] > 0.95
+        assert table.loc[("reversed_scores", operator), "wins"] < 0.05
+    said = "\n".join(extreme.verdict())
+    assert "Better than a random order on 36 texts, under drop and mask: perfect." in said
+    assert "Not separated from a random order: constant." in said
+    assert "Worse than a random order: reversed_scores." in said
+    assert "constant gives every unit the same score" in said
+
+
+def test_values_are_those_of_the_formula(extreme: Faithfulness) -> None:
+    """Δ of the best order of an additive output: Σ w_(i) (N − i)/(N − 1), minus the same for the reverse."""
+    frame = extreme.per_text()
+    for number, text in enumerate(TEXTS):
+        w = sorted((sign(text) * WEIGHTS[t] for t in text.split()), reverse=True)
+        n = len(w)
+        forward = sum(x * (n - i) / (n - 1) for i, x in enumerate(w, 1))
+        reverse = sum(x * (n - i) / (n - 1) for i, x in enumerate(w[::-1], 1))
+        row = frame[(frame.number == number) & (frame.method == "perfect") & (frame.operator == "drop")].iloc[0]
+        assert row["delta"] == pytest.approx(forward - reverse, abs=1e-9)
+        assert row["comp_area"] == pytest.approx(forward, abs=1e-9)
+
+
+def test_a_constant_score_is_random_in_expectation(additive: Model) -> None:
+    means = [
+        whence.faithfulness(additive, TEXTS, [perfect, constant], operators="drop", random=1, ceiling="none", seed=s)
+        .values("delta", "drop")
+        .mean(0)
+        for s in range(16)
+    ]
+    average, spread = np.mean(means, 0)[1], np.std(means, 0)[1]
+    assert abs(average) < 3 * spread / 4
+    assert np.mean(means, 0)[0] > 10 * abs(average)
+
+
+def test_order_and_shards_change_nothing(additive: Model, extreme: Faithfulness) -> None:
+    settings: dict[str, Any] = {"methods": METHODS}
+    backwards = whence.faithfulness(additive, TEXTS[::-1], **settings)
+    assert backwards.records[::-1] == extreme.records
+    shards = [whence.faithfulness(additive, part, **settings) for part in (TEXTS[:13], TEXTS[13:])]
+    assert Faithfulness.joined(shards).records == extreme.records
+    assert Faithfulness.joined(shards).verdict() == extreme.verdict()
+    other = whence.faithfulness(additive, TEXTS[:2], METHODS, seed=1)
+    with pytest.raises(InputError, match="differ"):
+        Faithfulness.joined([shards[0], other])
+
+
+def test_save_and_load(extreme: Faithfulness, tmp_path: Path) -> None:
+    loaded = Faithfulness.load(extreme.save(tmp_path / "run.jsonl"))
+    assert loaded.records == extreme.records
+    assert loaded.table().equals(extreme.table())
+    with pytest.raises(InputError, match="not a saved run"):
+        (tmp_path / "other.jsonl").write_text('{"kind": "else"}\n')
+        Faithfulness.load(tmp_path / "other.jsonl")
+
+
+def _until_killed(path: str, model: Model) -> None:
+    count = 0
+
+    def die(done: int, _total: int) -> None:
+        nonlocal count
+        count = done
+        if count == 7:
+            os.kill(os.getpid(), 9)
+
+    whence.faithfulness(model, TEXTS, METHODS, save=path, progress=die)
+
+
+def test_a_killed_run_goes_on(additive: Model, extreme: Faithfulness, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    process = multiprocessing.get_context("fork").Process(target=_until_killed, args=(str(path), additive))
+    process.start()
+    process.join()
+    assert process.exitcode == -9
+    assert len(path.read_text().splitlines()) == 1 + 7
+    with path.open("ab") as file:
+        file.write(b'{"key": "cut off')
+    asked: list[str] = []
+
+    def counting(model: Model, text: str) -> list[float]:
+        asked.append(text)
+        return perfect(model, text)
+
+    counting.__name__ = "perfect"
+    resumed = whence.faithfulness(additive, TEXTS, [counting, *METHODS[1:]], save=path)
+    assert resumed.records == extreme.records
+    assert asked == TEXTS[7:]
+    assert Faithfulness.load(path).records == extreme.records
+
+
+def test_another_run_is_refused_with_the_difference(additive: Model, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    whence.faithfulness(additive, TEXTS[:2], METHODS, save=path, random=2)
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="seed"):
+        whence.faithfulness(additive, TEXTS[:2], METHODS, save=path, random=2, seed=5)
+    with pytest.raises(InputError, match="exists"):
+        whence.faithfulness(additive, TEXTS[:2], METHODS, save=path, random=2, resume=False)
+    assert path.read_bytes() == before
+
+
+def test_given_scores_are_part_of_what_a_record_is_about(additive: Model, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    good = [perfect(additive, t) for t in TEXTS[:3]]
+    first = whence.faithfulness(additive, TEXTS[:3], {"mine": good}, save=path)
+    second = whence.faithfulness(additive, TEXTS[:3], {"mine": [[-s for s in one] for one in good]}, save=path)
+    assert (first.values("delta", "drop")[:, 0] == -second.values("delta", "drop")[:, 0]).all()
+
+
+def test_a_method_that_fails_is_named_and_its_text_leaves_every_pair(additive: Model) -> None:
+    def sometimes(model: Model, text: str) -> list[float]:
+        if text == TEXTS[3]:
+            raise ValueError("no idea")
+        return perfect(model, text)
+
+    def never(_model: Model, _text: str) -> list[float]:
+        raise RuntimeError("always")
+
+    found = whence.faithfulness(additive, TEXTS, [perfect, sometimes, never])
+    assert 3 not in found.paired
+    assert len(found.paired) == len(TEXTS) - 1
+    assert found.failures["sometimes"] == [(3, "ValueError: no idea")]
+    assert found.methods == ("perfect", "sometimes")
+    said = "\n".join(found.verdict())
+    assert "sometimes failed on 1 of 36 texts" in said
+    assert "never failed on 40 of 36 texts (it is left out)" in said
+    assert "Not separated from" not in said.split("Among")[0]
+
+
+def test_few_texts_give_no_ranking(additive: Model) -> None:
+    found = whence.faithfulness(additive, TEXTS[:5], METHODS)
+    assert "too few" in " ".join(found.verdict())
+    assert "beats" not in " ".join(found.verdict())
+    one = whence.faithfulness(additive, TEXTS[0], METHODS)
+    assert len(one.records) == 1
+    assert "1 text: too few" in " ".join(one.verdict())
+
+
+def test_a_text_of_one_unit_is_counted_and_not_scored(additive: Model) -> None:
+    found = whence.faithfulness(additive, ["good", *TEXTS[:3]], METHODS)
+    assert found.paired == (1, 2, 3)
+    assert "1 of 4 texts have fewer than two units" in " ".join(found.verdict())
+    with pytest.raises(InputError, match="no text was explained"):
+        whence.faithfulness(additive, "good", METHODS).table()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"target": "banana"}, "'banana' is no class of additive; there are: negative, positive"),
+        ({"target": 7}, "7 is no class"),
+        ({"target": "gold"}, "needs labels"),
+        ({"target": ["positive"]}, "1 entries for 2 texts"),
+        ({"target": "positive", "foil": "positive"}, "both 'positive'"),
+        ({"units": "letter"}, "'word' or 'token'"),
+        ({"operators": ("burn",)}, "burn"),
+        ({"operators": ()}, "choose among"),
+        ({"ceiling": "sky"}, "sky"),
+        ({"random": -1}, "random=-1"),
+        ({"methods": []}, "no method"),
+        ({"methods": {"mine": [[1.0]]}}, "scores for 1 texts"),
+        ({"methods": [perfect, perfect]}, "came twice"),
+        ({"methods": {"random": perfect}}, "'random' is taken"),
+        ({"methods": "altie"}, "altie"),
+        ({"rationales": [[1]]}, "1 entries for 2 texts"),
+        ({"rationales": [[1, 0], [0] * 3]}, "the rationale of text 0 has 2 marks"),
+        ({"rationales": [[(0, 999)], [0] * 3]}, r"text 0 marks characters \[0, 999\]"),
+    ],
+)
+def test_bad_input_is_refused(additive: Model, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        whence.faithfulness(additive, TEXTS[:2], **{"methods": METHODS, **options})
+
+
+def test_no_texts_and_wrong_scores(additive: Model) -> None:
+    with pytest.raises(InputError, match="no texts"):
+        whence.faithfulness(additive, [], METHODS)
+    found = whence.faithfulness(additive, TEXTS[:2], [perfect, lambda _model, _text: [1.0, 2.0]])
+    assert "scores of shape (2,)" in found.failures["<lambda>"][0][1]
+
+
+def test_tokens_and_words_named_targets_and_json(additive: Model) -> None:
+    found = whence.faithfulness(additive, TEXTS[:3], METHODS, target="negative", units="token")
+    assert {r.target for r in found.records} == {"negative"}
+    assert json.loads(json.dumps(found.to_dict()))["settings"]["units"] == "token"
+    # Against "negative" the perfect explanation of "positive" is upside down.
+    positive = whence.faithfulness(additive, TEXTS[:3], METHODS, target="positive", units="token")
+    deltas = [f.values("delta", "drop")[:, 0] for f in (found, positive)]
+    assert np.allclose(deltas[0], -deltas[1])
+
+
+def test_curves_differences_and_plot(extreme: Faithfulness) -> None:
+    curves = extreme.curves()
+    start = curves[curves["share"] == 0.0]["output"]
+    assert start.max() - start.min() < 1e-12  # every curve starts at the whole text
+    against = extreme.differences("perfect").set_index(["method", "operator"])
+    assert against.loc[("random", "drop"), "high"] < 0
+    assert against.loc[("random", "drop"), "holm"] < 0.05
+    with pytest.raises(InputError, match="not among"):
+        extreme.differences("nobody")
+    axes = extreme.plot(methods=["perfect", "random"])
+    assert len(axes.lines) == 4
+    assert "Faithfulness" in extreme._repr_html_()
