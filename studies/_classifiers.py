@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 FOLDER = corpora.WORK / "faithfulness" / "classifiers"
-EPOCHS, BATCH, RATE, WARMUP, DECAY, LONGEST = 3, 32, 1e-4, 0.06, 0.01, 64
+EPOCHS, BATCH, RATE, WARMUP, DECAY, LONGEST = 1, 32, 1e-4, 0.06, 0.01, 64
 LABELS = {0: "negative", 1: "positive"}
 
 
@@ -38,7 +38,7 @@ def train(seed: int) -> dict[str, Any]:
         return dict(json.loads(done.read_text()))
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from whence.model.catalogue import locate
+    from whence.model.cache import locate
 
     source = locate("minilm")
     torch.set_num_threads(1)

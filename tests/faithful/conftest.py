@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.faithful.faithful_models import CONFIG, AdditiveForSequenceClassification, shaken, tokenizer
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
+from tests.faithful.faithful_models import CONFIG, AdditiveForSequenceClassification, shaken, tokenizer
 from whence.model.load import Model
 
 

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-WORDS = "a b c d e f g h i j k l m n o p good bad fine dull the film was not and very".split()
-WEIGHTS = {word: 0.003 * (i - 13) for i, word in enumerate(WORDS)}
+WORDS = (*"abcdefghijklmnop", "good", "bad", "fine", "dull", "the", "film", "was", "not", "and", "very")
+WEIGHTS = {word: 0.003 * (i - 13.37) for i, word in enumerate(WORDS)}
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

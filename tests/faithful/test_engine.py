@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.faithful.faithful_models import WEIGHTS
 
+from tests.faithful.faithful_models import WEIGHTS
 from whence.errors import InputError
 from whence.faithful.engine import Engine, batches, full
 from whence.faithful.question import Question, asking_position, prepared_text, units_of

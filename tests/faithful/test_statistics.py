@@ -40,7 +40,7 @@ def test_p_is_right_under_the_null_and_small_under_an_effect() -> None:
         pair = draw.normal(size=(60, 2))
         small += Bootstrap(pair, None, seed=k).difference(0, 1)[1] < 0.05
     assert small <= 6  # 2 are expected
-    shifted = draw.normal(size=(60, 2)) + [[1.0, 0.0]]
+    shifted = draw.normal([[1.0, 0.0]], 1.0, size=(60, 2))
     assert Bootstrap(shifted, None, seed=0).difference(0, 1)[1] < 0.001
 
 
@@ -54,8 +54,12 @@ def test_equal_methods_are_never_separated() -> None:
 def test_beats_needs_every_operator_and_one_direction() -> None:
     draw = np.random.default_rng(0)
     base = draw.normal(size=50)
-    better = all_differences(["a", "b"], Bootstrap(np.stack([base + 1, base], 1) + draw.normal(0, 0.1, (50, 2)), None, 0))
-    worse = all_differences(["a", "b"], Bootstrap(np.stack([base - 1, base], 1) + draw.normal(0, 0.1, (50, 2)), None, 0))
+    better = all_differences(
+        ["a", "b"], Bootstrap(np.stack([base + 1, base], 1) + draw.normal(0, 0.1, (50, 2)), None, 0)
+    )
+    worse = all_differences(
+        ["a", "b"], Bootstrap(np.stack([base - 1, base], 1) + draw.normal(0, 0.1, (50, 2)), None, 0)
+    )
     equal = all_differences(["a", "b"], Bootstrap(draw.normal(size=(50, 2)), None, 0))
     assert separated(better * 2) == 1
     assert separated(worse * 2) == -1

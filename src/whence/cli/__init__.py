@@ -25,6 +25,7 @@ COMMANDS: tuple[str, ...] = (
     "get",
     "mix",
     "attribute",
+    "faithful",
 )
 """Names of the modules, in the order of the help page."""
 

@@ -109,7 +109,9 @@ class Engine:
         device = self.model.device
         inputs: dict[str, Tensor] = {}
         for name, tensor in question.prepared.inputs.items():
-            along = tensor.dim() == 2 and not name.startswith("decoder_") and tensor.shape[1] == question.prepared.length
+            along = (
+                tensor.dim() == 2 and not name.startswith("decoder_") and tensor.shape[1] == question.prepared.length
+            )
             if name in ("input_ids", "attention_mask"):
                 continue
             if along:
@@ -148,8 +150,8 @@ def variants_of(model: Model, question: Question, operator: str, sets: Sequence[
     ids = question.prepared.inputs["input_ids"][0].numpy()
     units = question.units.positions
     member = np.zeros((len(units), len(ids)), dtype=bool)
-    for u, places in enumerate(units):
-        member[u, list(places)] = True
+    for u, tokens in enumerate(units):
+        member[u, list(tokens)] = True
     size = max(1, (len(units) + 7) // 8)
     packed = np.frombuffer(b"".join(s.to_bytes(size, "little") for s in sets), dtype=np.uint8).reshape(len(sets), size)
     bits = np.unpackbits(packed, axis=1, count=len(units), bitorder="little")

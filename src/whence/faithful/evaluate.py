@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,14 +21,15 @@ from whence.faithful.engine import OPERATORS, Engine, mask_id
 from whence.faithful.explainers import Explained, Explainer, explainers, scores_of
 from whence.faithful.question import Question, asking_position, prepared_text, units_of
 from whence.faithful.rationale import marks_of
-from whence.faithful.records import Curve, TextRecord, append, read_run, write_run
-from whence.faithful.result import Faithfulness
+from whence.faithful.records import Curve, TextRecord
+from whence.faithful.result import METHOD, Faithfulness
 from whence.faithful.targets import GOLD, one_each, target_id, target_name
 from whence.mixing.progress import Progress, bar
 from whence.model.load import Model, as_model
-from whence.reading.run import trace
 from whence.reading.texts import Texts
-from whence.results.provenance import library_versions
+from whence.reading.tracing import trace
+from whence.results.records import Records
+from whence.results.run_identity import RunIdentity
 
 CEILINGS = ("auto", "exact", "none")
 
@@ -80,44 +82,40 @@ def faithfulness(
     for name, many in (("rationales", rationales), ("documents", documents)):
         if many is not None and len(many) != len(given):
             raise InputError(f"{name} has {len(many)} entries for {len(given)} texts: give one for each.")
-    asked = explainers(methods, len(given))
+    asked = explainers(methods, len(given), chosen)
     targets = one_each("target", _gold(texts) if target == GOLD else target, len(given))
     foils = one_each("foil", foil, len(given))
-    header = {
-        "kind": "faithfulness",
+    settings = {
         "model": chosen.name,
-        "weights": chosen.weights_hash,
-        "versions": dict(library_versions()),
-        "settings": {
-            "methods": [e.name for e in asked],
-            "signed": {e.name: e.signed for e in asked},
-            "perturbs": [e.name for e in asked if e.perturbs],
-            "units": units,
-            "operators": list(operators),
-            "random": random,
-            "ceiling": ceiling or "none",
-            "foil": foil is not None,
-            "seed": seed,
-        },
+        "methods": [e.name for e in asked],
+        "signed": {e.name: e.signed for e in asked},
+        "perturbs": [e.name for e in asked if e.perturbs],
+        "units": units,
+        "operators": list(operators),
+        "random": random,
+        "ceiling": ceiling or "none",
+        "foil": foil is not None,
+        "seed": seed,
     }
-    finished = _finished(save, header, resume)
+    identity = RunIdentity(METHOD, {"weights": chosen.weights_hash}, settings)
     engine = Engine(chosen)
     records = []
-    with bar("texts", len(given), progress) as step:
+    with _saved(save, identity, resume) as saved, bar("texts", len(given), progress) as step:
+        finished = {record["key"]: TextRecord.from_dict(record) for record in saved or ()}
         for number, text in enumerate(given):
             question, output = _question(chosen, text, targets[number], foils[number], units, engine, truncate)
             rationale = None if rationales is None else rationales[number]
             key = _key(question, asked, number, rationale)
             if key not in finished:
-                finished[key] = _record(engine, question, output, number, asked, header["settings"], rationale)
+                finished[key] = _record(engine, question, output, number, asked, settings, rationale)
                 document = None if documents is None else str(documents[number])
                 finished[key] = replace(finished[key], key=key, document=document)
-                if save is not None:
-                    append(save, finished[key])
+                if saved is not None:
+                    saved.append(finished[key].to_dict())
             records.append(finished[key])
             engine.forget()
             step()
-    return Faithfulness(header, tuple(records))
+    return Faithfulness(identity, tuple(records))
 
 
 def _key(question: Question, asked: Iterable[Explainer], number: int, rationale: Any) -> str:
@@ -141,7 +139,9 @@ def _texts(texts: Any) -> list[Any]:
 def _gold(texts: Any) -> Sequence[Any]:
     labels = getattr(texts, "labels", None)
     if labels is None:
-        raise InputError("target='gold' needs labels: read texts with whence.read_texts(…, label=…), or give one target each.")
+        raise InputError(
+            "target='gold' needs labels: read texts with whence.read_texts(…, label=…), or give one target each."
+        )
     return list(labels)
 
 
@@ -174,25 +174,13 @@ def _question(
     return question, engine.values(question, "drop", [0])[0][0]
 
 
-def _finished(save: Any, header: dict[str, Any], resume: bool) -> dict[str, TextRecord]:
-    """The texts that an earlier run has finished; a file of another run is refused with what differs."""
+def _saved(save: Any, identity: RunIdentity, resume: bool) -> AbstractContextManager[Records | None]:
+    """The file of the run, open to go on with; a file of another run is refused with what differs."""
     if save is None:
-        return {}
-    if not Path(save).expanduser().exists():
-        write_run(save, header, [])
-        return {}
-    if not resume:
+        return nullcontext()
+    if not resume and Path(save).expanduser().exists():
         raise InputError(f"{str(save)!r} exists: give another file, or resume=True to go on with it.")
-    saved, records = read_run(save)
-    different = [
-        f"{name}: {saved.get(part, {}).get(name) if isinstance(header[part], dict) else saved.get(part)!r} there, {value!r} here"
-        for part in header
-        for name, value in (header[part].items() if isinstance(header[part], dict) else [(part, header[part])])
-        if value != (saved.get(part, {}).get(name) if isinstance(header[part], dict) else saved.get(part))
-    ]
-    if different:
-        raise InputError(f"{str(save)!r} holds another run ({'; '.join(different)}): give another file.")
-    return {record.key: record for record in records}
+    return Records(save, identity)
 
 
 def _record(
@@ -224,7 +212,7 @@ def _record(
     for one in asked:
         try:
             scores[one.name] = one.of_units(explained)
-        except Exception as problem:  # noqa: BLE001 (a method of others may fail in any way: it is named, the run goes on)
+        except Exception as problem:
             failures[one.name] = f"{type(problem).__name__}: {problem}"
     orders = {name: order_of(values, question.generator(seed, "ties")) for name, values in scores.items()}
     generator = question.generator(seed, "random")

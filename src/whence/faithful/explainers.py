@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -66,13 +67,15 @@ def scores_of(given: Any) -> Array:
     return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
 
 
-def explainers(methods: Any, texts: int) -> list[Explainer]:
+def explainers(methods: Any, texts: int, model: Model) -> list[Explainer]:
     """From what the user gives: "fast", "all", a name, a function, {name: scores of every text}, or a list of these."""
-    parts = [methods] if isinstance(methods, str) or callable(methods) or isinstance(methods, Mapping) else list(methods)
+    parts = (
+        [methods] if isinstance(methods, str) or callable(methods) or isinstance(methods, Mapping) else list(methods)
+    )
     chosen: list[Explainer] = []
     for part in parts:
         if isinstance(part, str) and part in ("fast", "all"):
-            chosen += [_of_table(name) for name in (_fast() if part == "fast" else _all())]
+            chosen += [_of_table(name) for name in _group(part, model)]
         elif isinstance(part, str):
             chosen += [_of_table(name) for name in part.split(",")]
         elif isinstance(part, Mapping):
@@ -90,35 +93,56 @@ def explainers(methods: Any, texts: int) -> list[Explainer]:
     return chosen
 
 
-def _all() -> list[str]:
-    from whence.method_table import explaining
+def _entries() -> dict[str, Any]:
+    """The methods of the table that score the inputs of a prediction."""
+    from whence import method_table
+    from whence.mixing import attribute
 
-    return [m.name for m in explaining() if m.name not in SLOW]
+    table = getattr(method_table, "explaining", None)
+    if table is not None:
+        return {m.name: m for m in table()}
+    signed = ("input-x-gradient", "integrated-gradients", "occlusion", "lime", "kernel-shap", "alti-logit")
+    return {
+        name: SimpleNamespace(
+            name=name, cost=method_table.method(name).cost, signed=name in signed,
+            contrast=name in (*attribute.CAPTUM, "alti-logit"), aliases=(),
+        )
+        for name in (*attribute.MIXING, *attribute.CAPTUM)
+    }  # fmt: skip
 
 
-def _fast() -> list[str]:
-    """One trace or a few gradients; occlusion too, which is what the others are measured by."""
-    from whence.method_table import explaining
-
-    return [m.name for m in explaining() if m.name not in SLOW and (m.cost in FAST_COSTS or m.name == "occlusion")]
+def _group(part: str, model: Model) -> list[str]:
+    """ "all": every method that applies, but the slow ones. "fast": those of one trace or a few gradients, and occlusion."""
+    can_generate = getattr(model.model, "can_generate", None)
+    writes = callable(can_generate) and can_generate()
+    return [
+        m.name
+        for m in _entries().values()
+        if m.name not in SLOW
+        and (part == "all" or m.cost in FAST_COSTS or m.name == "occlusion")
+        and (m.name != "alti-logit" or writes)  # it reads decoders only
+    ]
 
 
 def _of_table(name: str) -> Explainer:
-    from whence.method_table import method
-
-    entry = method(name, ("matrix", "contributions", "scores"))
-    return Explainer(entry.name, partial(_attribute, entry), entry.signed, entry.name in ("occlusion", "lime", "kernel-shap"))
+    known = _entries()
+    known |= {alias: m for m in known.values() for alias in m.aliases}
+    entry = known.get(name.strip().lower())
+    if entry is None:
+        raise InputError(f"method {name!r} is not one of {', '.join(_entries())}.")
+    return Explainer(
+        entry.name, partial(_attribute, entry), entry.signed, entry.name in ("occlusion", "lime", "kernel-shap")
+    )
 
 
 def _attribute(entry: Any, asked: Explained) -> Any:
     from whence.mixing.attribute import attribute
 
     question = asked.question
-    aimed = {"target": question.target, "foil": question.foil} if entry.contrast else {}
-    if entry.contrast and question.position is not None:
-        aimed["position"] = question.position
+    aimed: dict[str, Any] = {"target": question.target, "foil": question.foil, "position": question.position}
+    aimed = {k: v for k, v in aimed.items() if v is not None and entry.contrast}
     with torch.random.fork_rng(devices=[]):
-        return attribute(asked.model, asked.trace(), entry.name, **{k: v for k, v in aimed.items() if v is not None})
+        return attribute(asked.model, asked.trace(), entry.name, **aimed)
 
 
 def _given(name: str, scores: Any, texts: int) -> Explainer:

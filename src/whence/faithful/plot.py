@@ -32,6 +32,6 @@ def plot_curves(result: Faithfulness, operator: str, methods: Sequence[str] | No
             axes.plot(100 * line["share"], line["output"], style, color=colour, label=label, linewidth=1.4)
     watched = "logit(target) − logit(foil)" if result.settings.get("foil") else "p(target)"
     axes.set(xlabel=f"units removed, % ({operator})", ylabel=f"mean {watched}")
-    axes.set_title(f"{result.header['model']}, {len(result.paired)} texts", fontsize="medium")
+    axes.set_title(f"{result.model}, {len(result.paired)} texts", fontsize="medium")
     axes.legend(frameon=False, fontsize="small")
     return axes

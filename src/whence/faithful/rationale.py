@@ -32,7 +32,9 @@ def marks_of(rationale: Any, text: str, units: Units, number: int) -> tuple[int,
             f"and {len(units)} units: give one mark for each, or character spans."
         )
     if any(span is None for span in units.spans):
-        raise InputError(f"text {number}: this tokenizer does not say where its tokens stand; give a mark for each unit.")
+        raise InputError(
+            f"text {number}: this tokenizer does not say where its tokens stand; give a mark for each unit."
+        )
     return tuple(int(any(a < end and start < b for a, b in spans)) for start, end in units.spans)  # type: ignore[misc]
 
 

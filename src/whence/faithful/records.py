@@ -1,20 +1,15 @@
-"""What is kept of one text, and the file it is kept in: JSON lines, an identity first, then a line per text."""
+"""What is kept of one text: its units, the scores, and the outputs while units are removed."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from whence.errors import InputError
 from whence.faithful.ceilings import Ceiling
 from whence.faithful.curves import area, comprehensiveness, envelope, sufficiency
-from whence.results.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -96,36 +91,3 @@ class TextRecord:
                 "marks": None if data["marks"] is None else tuple(data["marks"]),
             }
         )
-
-
-def write_run(path: str | os.PathLike[str], header: Mapping[str, Any], records: Iterable[TextRecord]) -> Path:
-    """A whole run at once, whole or not at all."""
-    lines = [header, *(record.to_dict() for record in records)]
-    return write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
-
-
-def append(path: str | os.PathLike[str], record: TextRecord) -> None:
-    """One more text, on the disk before this returns: a run that is killed loses at most the text under way."""
-    with Path(path).expanduser().open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record.to_dict(), ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def read_run(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[TextRecord]]:
-    """The header and the texts; a last line that was cut off by a kill is left out."""
-    source = Path(path).expanduser()
-    if not source.is_file():
-        raise InputError(f"there is no file {str(path)!r} to load.")
-    lines = source.read_bytes().split(b"\n")
-    whole, rest = lines[:-1], lines[-1]  # what follows the last line end was not finished
-    try:
-        header = json.loads(whole[0]) if whole else None
-        records = [TextRecord.from_dict(json.loads(line)) for line in whole[1:]]
-    except (ValueError, KeyError, TypeError) as problem:
-        raise InputError(f"{str(path)!r} is not a saved run of whence.faithfulness: {problem}") from problem
-    if not isinstance(header, dict) or header.get("kind") != "faithfulness":
-        raise InputError(f"{str(path)!r} is not a saved run of whence.faithfulness.")
-    if rest:  # make room for the next line
-        write_run(path, header, records)
-    return header, records

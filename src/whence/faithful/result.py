@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whence.errors import InputError
-from whence.faithful.records import Curve, TextRecord, read_run, write_run
+from whence.faithful.records import Curve, TextRecord
 from whence.faithful.statistics import Bootstrap, Difference, all_differences
+from whence.results.records import read_records, write_records
+from whence.results.run_identity import RunIdentity
 
 if TYPE_CHECKING:
     import pandas as pd
 
+METHOD = "faithfulness"
 RANDOM = "random"
 MEASURES = ("delta", "comp_area", "suff_area", "comp", "suff")
 GRID = np.linspace(0, 1, 21)
@@ -26,14 +29,19 @@ GRID = np.linspace(0, 1, 21)
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """Removal curves of every method on every text. `header` says what was run: model, weights, methods, settings."""
+    """Removal curves of every method on every text. `identity` says what was run: weights, methods, settings, versions."""
 
-    header: Mapping[str, Any]
+    identity: RunIdentity
     records: tuple[TextRecord, ...]
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return self.header["settings"]  # type: ignore[no-any-return]
+        return self.identity.settings
+
+    @property
+    def model(self) -> str:
+        """The name of the model."""
+        return str(self.settings["model"])
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -86,7 +94,7 @@ class Faithfulness:
             curves = self._curves(self.records[i], operator, method)
             if measure == "delta":
                 return float(np.mean([c.delta for c in curves]))
-            return float(np.mean([c.measures()[measure] for c in curves]))  # type: ignore[arg-type]
+            return float(np.mean([c.measures()[measure] for c in curves]))
 
         return np.array([[mean(i, m) for m in (*self.methods, *self._random)] for i in self.paired])
 
@@ -126,7 +134,7 @@ class Faithfulness:
             for k, method in enumerate((*self.methods, *self._random)):
                 found = self._means(operator, method)
                 delta = bootstrap.estimate(k)
-                row = {"method": method, "operator": operator, "signed": self.signed.get(method)}
+                row: dict[str, Any] = {"method": method, "operator": operator, "signed": self.signed.get(method)}
                 row |= {"delta": delta.mean, "low": delta.low, "high": delta.high}
                 row |= {name: found[name] for name in ("comp_area", "suff_area", "comp", "suff", "flip")}
                 row |= {"wins": self._wins(operator, method)}
@@ -252,34 +260,36 @@ class Faithfulness:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """JSON lines: what was run, then a line per text. The file that `save=` writes while it runs is the same."""
-        return write_run(path, self.header, self.records)
+        return write_records(path, self.identity, (r.to_dict() for r in self.records))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Faithfulness:
         """A saved run."""
-        header, records = read_run(path)
-        return cls(header, tuple(records))
+        identity, records = read_records(path, METHOD)
+        return cls(identity, tuple(map(TextRecord.from_dict, records)))
 
     @classmethod
     def joined(cls, parts: Sequence[Faithfulness]) -> Faithfulness:
         """Shards of one run put together: same model, methods and settings, other texts."""
         first = parts[0]
         for part in parts[1:]:
-            if part.header != first.header:
-                raise InputError("these runs differ in model, methods or settings and cannot be joined.")
-        return cls(first.header, tuple(r for p in parts for r in p.records))
+            if different := part.identity.differences(first.identity):
+                raise InputError(f"these runs differ in {'; '.join(different)} and cannot be joined.")
+        return cls(first.identity, tuple(r for p in parts for r in p.records))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON: what was run, the table and the verdict."""
         table = self.table().astype(object)
         return {
-            **self.header,
+            **self.identity.to_dict(),
             "table": table.where(table.notna(), None).to_dict("records"),
             "verdict": list(self.verdict()),
             "failures": {name: [list(one) for one in many] for name, many in self.failures.items()},
         }
 
     def _repr_html_(self) -> str:
-        title = html.escape(f"Faithfulness of {len(self.methods)} methods on {self.header['model']}")
+        title = html.escape(f"Faithfulness of {len(self.methods)} methods on {self.model}")
         said = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in self.verdict())
-        return f"<div><b>{title}</b><ul>{said}</ul>{self.table().to_html(index=False, float_format='{:.3f}'.format)}</div>"
+        return (
+            f"<div><b>{title}</b><ul>{said}</ul>{self.table().to_html(index=False, float_format='{:.3f}'.format)}</div>"
+        )

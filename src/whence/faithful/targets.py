@@ -36,7 +36,9 @@ def target_id(model: Model, logits: Tensor, target: Any, classes: bool) -> int:
         number = int(number)
     if isinstance(number, str) or not 0 <= number < len(logits):
         known = ", ".join(names) if names else f"0 … {len(logits) - 1}"
-        raise InputError(f"target={target!r} is no {'class' if classes else 'token'} of {model.name}; there are: {known}.")
+        raise InputError(
+            f"target={target!r} is no {'class' if classes else 'token'} of {model.name}; there are: {known}."
+        )
     return int(number)
 
 

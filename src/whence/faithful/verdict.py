@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from whence.faithful.statistics import FEWEST, Difference, separated
+from whence.faithful.statistics import FEWEST, Difference, Estimate, separated
 
 if TYPE_CHECKING:
     from whence.faithful.result import Faithfulness
@@ -27,11 +27,11 @@ def sentences(result: Faithfulness) -> tuple[str, ...]:
     constant = [m for m in result.methods if all(len(set(result.records[i].scores[m])) == 1 for i in result.paired)]
     said += [f"{m} gives every unit the same score: it explains nothing, and its order is random." for m in constant]
     if len(result.paired) < FEWEST:
-        return (
-            *said,
-            f"{len(result.paired)} text{'s' if len(result.paired) > 1 else ''}: too few to call a method better than "
-            f"another; {FEWEST} are needed. The table describes these texts only.",
+        few = f"{len(result.paired)} text{'s' if len(result.paired) > 1 else ''}"
+        said.append(
+            f"{few}: too few to call a method better than another; {FEWEST} are needed. The table describes them."
         )
+        return tuple(said)
     operators = " and ".join(result.operators)
     by_pair = _by_pair(result)
     beats = [m for m in result.methods if separated(by_pair[m, "random"]) > 0]
@@ -47,7 +47,9 @@ def sentences(result: Faithfulness) -> tuple[str, ...]:
         said += _best(result, [m for m in beats if result.signed[m] is signed], signed, by_pair)
     perturbing = [m for m in result.methods if m in result.settings["perturbs"]]
     if perturbing and "mask" in result.operators:
-        said.append(f"Flagged: {_listed(perturbing)} remove words by the same mask that the operator mask tests them with.")
+        said.append(
+            f"Flagged: {_listed(perturbing)} remove words by the same mask that the operator mask tests them with."
+        )
     if len(result.operators) == 1:
         said.append(f"Only {operators} was run: how words are removed can change a ranking; run both operators.")
     return tuple(said)
@@ -72,16 +74,16 @@ def _best(
     kind = "signed" if signed else "unsigned"
     if len(names) < 2:
         return []
-    means = {m: sum(result.bootstrap("delta", op).estimate(result.methods.index(m)).mean for op in result.operators) for m in names}
-    best = max(names, key=lambda m: means[m])
+
+    def deltas(method: str) -> list[Estimate]:
+        return [result.bootstrap("delta", op).estimate(result.methods.index(method)) for op in result.operators]
+
+    best = max(names, key=lambda m: sum(e.mean for e in deltas(m)))
     others = [m for m in names if m != best]
     beaten = [m for m in others if separated(by_pair[best, m]) > 0]
     equal = [m for m in others if m not in beaten]
-    shown = ", ".join(
-        f"{e.mean:.2f} [{e.low:.2f}, {e.high:.2f}] {op}"
-        for op in result.operators
-        for e in (result.bootstrap("delta", op).estimate(result.methods.index(best)),)
-    )
+    ends = zip(deltas(best), result.operators, strict=True)
+    shown = ", ".join(f"{e.mean:.2f} [{e.low:.2f}, {e.high:.2f}] {op}" for e, op in ends)
     said = [f"Among {kind} methods {best} has the largest Δ ({shown}); it beats {_listed(beaten)}."]
     if equal:
         said.append(f"Not separated from {best}: {_listed(equal)}.")

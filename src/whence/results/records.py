@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from whence.errors import InputError
-from whence.results.files import make_folder, parse_json, regular_target, write_problem
+from whence.results.files import make_folder, parse_json, regular_target, write_atomically, write_problem
 from whence.results.run_identity import RunIdentity
 
 
@@ -93,6 +94,28 @@ class Records:
                 self._records.append(content)
             whole += len(line) + 1
         return whole
+
+
+def read_records(path: str | os.PathLike[str], method: str) -> tuple[RunIdentity, list[Any]]:
+    """The identity and the records of a file of `method`, whichever run wrote it; a line cut short is left out."""
+    source = Path(path).expanduser()
+    if not source.is_file():
+        raise InputError(f"there is no file {str(path)!r} to load.")
+    contents = []
+    for number, line in enumerate(source.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            contents.append(_content(line))
+            identity = RunIdentity.from_dict(contents[0])
+        except ValueError as problem:
+            raise InputError(f"{str(path)!r}, line {number}, is damaged ({problem}).") from problem
+    if not contents or identity.method != method:
+        raise InputError(f"{str(path)!r} holds no run of {method}.")
+    return identity, contents[1:]
+
+
+def write_records(path: str | os.PathLike[str], identity: RunIdentity, records: Iterable[Any]) -> Path:
+    """All records of a run at once, whole or not at all; `Records` and `read_records` read them."""
+    return write_atomically(path, b"".join(map(_line, (identity.to_dict(), *records))))
 
 
 def _line(content: Any) -> bytes:

@@ -1,0 +1,136 @@
+"""`whence faithful TEXTS --model DIR`: which explanation of this classifier is faithful?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from whence.cli._app import Debug, Json, Model, Quiet, messages, print_json, results, working
+from whence.errors import InputError
+
+if TYPE_CHECKING:
+    from whence.faithful.result import Faithfulness
+
+
+def command(
+    texts: Annotated[
+        str, typer.Argument(metavar="TEXTS", help="CSV, TSV, JSONL, Parquet, text, or a data set's name.")
+    ],
+    model: Model = "minilm",
+    methods: Annotated[
+        str, typer.Option("--methods", help="fast, all, or names with commas: see whence methods.")
+    ] = "fast",
+    target: Annotated[
+        str, typer.Option("--target", help="predicted, gold (needs --label), a class or a token.")
+    ] = "predicted",
+    foil: Annotated[
+        str | None, typer.Option("--foil", help="Set against the target: logit(target) − logit(foil).")
+    ] = None,
+    units: Annotated[str, typer.Option("--units", help="word or token.")] = "word",
+    operators: Annotated[
+        str, typer.Option("--operators", help="How units are removed: drop, mask, or both.")
+    ] = "drop,mask",
+    limit: Annotated[int | None, typer.Option("--limit", help="Only so many texts, from the start.")] = None,
+    column: Annotated[str | None, typer.Option("--text", help="The column that holds the texts.")] = None,
+    pair: Annotated[str | None, typer.Option("--pair", help="The column of second texts.")] = None,
+    label: Annotated[str | None, typer.Option("--label", help="The column of gold labels.")] = None,
+    rationales: Annotated[
+        str | None, typer.Option("--rationales", help="A column of marks (0 1 1 …) or of spans [[start, end], …].")
+    ] = None,
+    text_format: Annotated[
+        str | None, typer.Option("--format", help="How to read TEXTS, where its name does not say.")
+    ] = None,
+    split: Annotated[str, typer.Option("--split", help="Of a data set.")] = "train",
+    random: Annotated[int, typer.Option("--random", help="Pairs of random orders.")] = 10,
+    ceiling: Annotated[str, typer.Option("--ceiling", help="auto, exact or none.")] = "auto",
+    seed: Annotated[int, typer.Option("--seed", help="Draws random orders and ties, together with each text.")] = 0,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="Keep every finished text in this file; run again, it goes on.")
+    ] = None,
+    page: Annotated[Path | None, typer.Option("--html", help="Also write a report of the run to this file.")] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+) -> None:
+    """Remove words in each explanation's order and see how fast the prediction goes: what beats what, and how surely."""
+    from whence.reading.texts import read_texts
+
+    given = {"format": text_format, "split": split, "limit": limit}
+    read = read_texts(texts, column, label, pair=pair, **given)  # type: ignore[arg-type]
+    marked = None
+    if rationales is not None:
+        cells = read_texts(texts, column, rationales, **given).labels or ()  # type: ignore[arg-type]
+        marked = [parse_rationale(cell, row) for row, cell in enumerate(cells)]
+    with working(f"Loading {model}", quiet):
+        from whence.faithful.evaluate import faithfulness
+        from whence.model.load import load
+
+        loaded = load(model)
+    found = faithfulness(
+        loaded,
+        read,
+        methods,
+        target,
+        units,
+        [name.strip() for name in operators.split(",")],
+        random,
+        ceiling,
+        marked,
+        seed,
+        save,
+        foil=foil,
+        truncate=truncate,
+        progress=not quiet and messages.is_terminal,
+    )
+    if page is not None:
+        from whence.faithful.document import write_document
+
+        write_document(found, page)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        show(found)
+
+
+def parse_rationale(cell: Any, row: int) -> list[Any]:
+    """Marks or spans from a cell: a list as it is, JSON, or marks with spaces."""
+    if isinstance(cell, list | tuple):
+        return list(cell)
+    text = str(cell).strip()
+    try:
+        return (
+            list(json.loads(text)) if text.startswith("[") else [int(mark) for mark in text.replace(",", " ").split()]
+        )
+    except (ValueError, TypeError):
+        raise InputError(f"the rationale of row {row} is {text[:60]!r}: write 0 1 1 … or [[start, end], …].") from None
+
+
+def show(found: Faithfulness) -> None:
+    """The table, best first, and the verdict."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    if found.paired:
+        frame = found.table()
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        table.add_column("method")
+        table.add_column("signed")
+        for operator in found.operators:
+            for name in (f"Δ {operator}", "comp", "suff", "NAOPC"):
+                table.add_column(name, justify="right")
+        for method in frame["method"].unique():
+            cells = [escape(method), {True: "yes", False: "no"}.get(found.signed.get(method), "")]  # type: ignore[arg-type]
+            for operator in found.operators:
+                row = frame[(frame["method"] == method) & (frame["operator"] == operator)].iloc[0]
+                naopc = row["naopc"] if row["naopc"] == row["naopc"] else row["naopc_beam"]
+                cells.append(f"{row['delta']:.2f} [{row['low']:.2f}, {row['high']:.2f}]")
+                cells += [f"{row['comp']:.2f}", f"{row['suff']:.2f}", f"{naopc:.2f}" if naopc == naopc else "–"]
+            table.add_row(*cells)
+        results.print(table)
+    for sentence in found.verdict():
+        results.print(escape(sentence), soft_wrap=True)
