@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from whence.attention.joint import layer_statement
     from whence.attention.witness import witness
     from whence.core.attention.certificate import certify_row
+    from whence.faithful.evaluate import faithfulness
     from whence.identifiable import (
         IdentifiableConfig,
         IdentifiableDecoderConfig,
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
         IdentifiableForSequenceClassification,
         IdentifiableModel,
     )
-    from whence.faithful.evaluate import faithfulness
     from whence.identifiable.conversion.convert import tie_keys
     from whence.identifiable.training.fit import train
     from whence.method_table import methods

@@ -204,7 +204,7 @@ def test_a_text_of_one_unit_is_counted_and_not_scored(additive: Model) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"target": "banana"}, "'banana' is no class of additive; there are: negative, positive"),
+        ({"target": "banana"}, "'banana' is no class of additive; there are: negative \\(0\\), positive \\(1\\)"),
         ({"target": 7}, "7 is no class"),
         ({"target": "gold"}, "needs labels"),
         ({"target": ["positive"]}, "1 entries for 2 texts"),

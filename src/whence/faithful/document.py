@@ -85,7 +85,9 @@ def _curves(result: Faithfulness, operator: str) -> str:
     )
     below = f'<text x="{WIDTH // 2}" y="{HEIGHT - 4}" text-anchor="middle">share of units removed ({operator})</text>'
     drawn = "".join(lines) + marks + below
-    picture = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" aria-label="removal curves">{drawn}</svg>'
+    picture = (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" aria-label="removal curves">{drawn}</svg>'
+    )
     said = "Solid: most important units first (low is good). Dashed: least important first (high is good)."
     return f'<figure>{picture}<figcaption class="key">{"".join(key)}<br>{said}</figcaption></figure>'
 
@@ -96,7 +98,7 @@ def _worst(result: Faithfulness) -> str:
     mean = frame[frame["method"] == best].groupby(["number", "text"])["delta"].mean().sort_values().head(WORST)
     rows = "".join(
         f"<tr><td class=text>{html.escape(text[:300])}</td><td>{d:.3f}</td></tr>" for (_, text), d in mean.items()
-    )  # type: ignore[misc]
+    )
     return f"<table><tr><th>text</th><th>Δ of {html.escape(best)}</th></tr>{rows}</table>"
 
 

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from whence.faithful.targets import GOLD, one_each, target_id, target_name
 from whence.mixing.progress import Progress, bar
 from whence.model.load import Model, as_model
 from whence.reading.texts import Texts
-from whence.reading.tracing import trace
 from whence.results.records import Records
 from whence.results.run_identity import RunIdentity
 
@@ -167,7 +165,7 @@ def _question(
     if classes and len(logits) < 2:
         raise InputError(f"{model.name} has one output, a number and no classes: faithfulness needs a classifier.")
     number = target_id(model, logits, target, classes)
-    against = None if foil is None else target_id(model, logits, foil, classes)
+    against = None if foil is None else target_id(model, logits, foil, classes, "foil")
     if against == number:
         raise InputError(f"target and foil are both {target_name(model, number, classes)!r}: a contrast needs two.")
     question = Question(prepared, made, position, number, against)
@@ -206,7 +204,7 @@ def _record(
     }
     if len(units) < 2:
         return TextRecord(**about)
-    explained = Explained(engine.model, question, number, cache(lambda: trace(engine.model, question.prepared)))
+    explained = Explained(engine.model, question, number)
     scores: dict[str, np.ndarray[Any, Any]] = {}
     failures: dict[str, str] = {}
     for one in asked:

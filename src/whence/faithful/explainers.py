@@ -4,32 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from types import SimpleNamespace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from whence import method_table
 from whence.errors import InputError
 from whence.faithful.question import Question
+from whence.mixing.attribute import EXPLAINING, explain
+from whence.mixing.prediction import Prediction, prediction_of
 from whence.model.load import Model
 from whence.reading.trace import Trace
+from whence.reading.tracing import trace
+from whence.results.method import Method
 
 Array = np.ndarray[Any, Any]
 SLOW = ("flow", "hidden-token-attribution")  # n² maximum flows, and a Jacobian: only by name
 FAST_COSTS = ("trace", "gradients")
+PERTURBING = ("occlusion", "lime", "kernel-shap")
 
 
 @dataclass(frozen=True)
 class Explained:
-    """What an explanation is made for: one question, its number among the texts, and its trace, taken when needed."""
+    """What an explanation is made for: one question, and its number among the texts."""
 
     model: Model
     question: Question
     number: int
-    trace: Callable[[], Trace]
+
+    @cached_property
+    def trace(self) -> Trace:
+        """Taken once, when a method first needs it."""
+        found = trace(self.model, self.question.prepared)
+        assert isinstance(found, Trace)
+        return found
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """The same prediction for every method of the table."""
+        question = self.question
+        return prediction_of(self.model, self.trace, question.target, question.foil, question.position)
 
 
 @dataclass(frozen=True)
@@ -93,31 +110,13 @@ def explainers(methods: Any, texts: int, model: Model) -> list[Explainer]:
     return chosen
 
 
-def _entries() -> dict[str, Any]:
-    """The methods of the table that score the inputs of a prediction."""
-    from whence import method_table
-    from whence.mixing import attribute
-
-    table = getattr(method_table, "explaining", None)
-    if table is not None:
-        return {m.name: m for m in table()}
-    signed = ("input-x-gradient", "integrated-gradients", "occlusion", "lime", "kernel-shap", "alti-logit")
-    return {
-        name: SimpleNamespace(
-            name=name, cost=method_table.method(name).cost, signed=name in signed,
-            contrast=name in (*attribute.CAPTUM, "alti-logit"), aliases=(),
-        )
-        for name in (*attribute.MIXING, *attribute.CAPTUM)
-    }  # fmt: skip
-
-
 def _group(part: str, model: Model) -> list[str]:
     """ "all": every method that applies, but the slow ones. "fast": those of one trace or a few gradients, and occlusion."""
     can_generate = getattr(model.model, "can_generate", None)
     writes = callable(can_generate) and can_generate()
     return [
         m.name
-        for m in _entries().values()
+        for m in method_table.explaining()
         if m.name not in SLOW
         and (part == "all" or m.cost in FAST_COSTS or m.name == "occlusion")
         and (m.name != "alti-logit" or writes)  # it reads decoders only
@@ -125,24 +124,14 @@ def _group(part: str, model: Model) -> list[str]:
 
 
 def _of_table(name: str) -> Explainer:
-    known = _entries()
-    known |= {alias: m for m in known.values() for alias in m.aliases}
-    entry = known.get(name.strip().lower())
-    if entry is None:
-        raise InputError(f"method {name!r} is not one of {', '.join(_entries())}.")
-    return Explainer(
-        entry.name, partial(_attribute, entry), entry.signed, entry.name in ("occlusion", "lime", "kernel-shap")
-    )
+    entry = method_table.method(name, EXPLAINING)
+    # Effective attention has negative entries, too, but they do not speak against a target.
+    return Explainer(entry.name, partial(_scores, entry), entry.signed and entry.contrast, entry.name in PERTURBING)
 
 
-def _attribute(entry: Any, asked: Explained) -> Any:
-    from whence.mixing.attribute import attribute
-
-    question = asked.question
-    aimed: dict[str, Any] = {"target": question.target, "foil": question.foil, "position": question.position}
-    aimed = {k: v for k, v in aimed.items() if v is not None and entry.contrast}
+def _scores(entry: Method, asked: Explained) -> Any:
     with torch.random.fork_rng(devices=[]):
-        return attribute(asked.model, asked.trace(), entry.name, **aimed)
+        return explain(asked.prediction, entry, {})
 
 
 def _given(name: str, scores: Any, texts: int) -> Explainer:
