@@ -6,6 +6,7 @@
 #   make bench        the benchmarks                make studies      the studies of docs/
 #   make docs         the documentation as a site    make figures      its pictures, made again
 #   make conformance  every model family that transformers knows, read and proved
+#   make torture      what takes long: thousands of odd calls to the core
 #   make clean        remove the virtual environment and the caches
 #
 # Another interpreter: make test PYTHON=python3.12 VENV=.venv-3.12
@@ -24,7 +25,7 @@ roads to the village had been closed since noon and nobody knew when they would 
 tea, sat down by the window, and waited for the snow to stop falling on the silent hills.
 
 .DEFAULT_GOAL := help
-.PHONY: help venv setup demo docs figures test lint bench studies conformance clean
+.PHONY: help venv setup demo docs figures test lint bench studies conformance torture clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -88,6 +89,9 @@ studies: $(STAMPS)/studies
 
 conformance: $(STAMPS)/dev
 	$(BIN)/python -m conformance
+
+torture: $(STAMPS)/dev
+	$(BIN)/python scripts/fuzz_core.py --calls 20000
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

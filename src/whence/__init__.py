@@ -29,6 +29,7 @@ _PUBLIC = {
     "align": "whence.attention.align",
     "doppelganger": "whence.attention.doppelganger",
     "layer_statement": "whence.attention.joint",
+    "verdict": "whence.attention.verdict",
     "IdentifiableConfig": "whence.identifiable",
     "IdentifiableModel": "whence.identifiable",
     "IdentifiableForSequenceClassification": "whence.identifiable",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from whence.attention.effective_attention import effective_attention
     from whence.attention.identifiability import identifiability
     from whence.attention.joint import layer_statement
+    from whence.attention.verdict import verdict
     from whence.attention.witness import witness
     from whence.core.attention.certificate import certify_row
     from whence.faithful.evaluate import faithfulness

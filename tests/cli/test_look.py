@@ -26,7 +26,9 @@ def test_look_says_what_is_certain_and_what_is_not(capsys, long_text):
     assert code == 0
     assert "12 heads of 32" in out
     assert "at most 33 tokens can have one and only one attention row" in out
-    assert "Heads not to read:" in out
+    assert "heads may be read on this text" in out
+    assert "Heads that may be read:" in out
+    assert "Heads not to read, for example:" in out
     assert "would give the same output" in out
     assert "of the attention was moved; the final states changed by" in out
 
@@ -36,6 +38,7 @@ def test_look_at_a_short_text_says_that_every_row_is_unique(capsys):
     assert code == 0
     assert "every row of all 72 heads is the only one with its output" in out
     assert "Heads not to read" not in out
+    assert "Heads that may be read: 72 of 72" in out
     assert "counter-example" not in out
 
 
@@ -54,6 +57,17 @@ def test_look_as_json_has_the_numbers(capsys, long_text):
         for key in row["intervals"]:
             assert key["lower"] - 1e-9 <= key["weight"] <= key["upper"] + 1e-9
     assert data["provenance"]["weights"]
+    assert data["verdict"]["epsilon"] == 0.05
+    assert len(data["verdict"]["heads"]) == 72
+    assert {row["verdict"] for row in data["verdict"]["heads"]} <= {"unique", "read", "careful", "do not read", "flat"}
+
+
+def test_look_says_none_where_no_head_may_be_read(capsys, long_text):
+    code, out, _ = run(capsys, "look", long_text + " " + long_text, "--quiet", "--no-report", "--epsilon", "0.001")
+    assert code == 0
+    assert "None of the 72 heads may be read on this text" in out
+    assert "Heads that may be read: none" in out
+    assert main(["look", "a text", "--epsilon", "2"]) == 2
 
 
 def test_look_as_json_writes_the_report_too_and_names_it(capsys, tmp_path):

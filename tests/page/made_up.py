@@ -44,7 +44,10 @@ def made_up(*, tokens: int, layers: int, heads: int) -> Document:
     stack = {
         "name": "encoder", "tokens": about, "key_tokens": None, "layers": list(range(layers)), "heads": list(range(heads)),
         "head_size": 32, "causal": False, "grid": grid, "rank": [], "free_rows": 1.0, "findings": ["a", "b"], "worst": [row],
-        "best": [row], "exact": [row], "witnesses": [], "blocks": [],
+        "best": [row], "exact": [row],
+        "verdict": {
+            "epsilon": 0.05, "names": [["read"] * heads] * layers, "sentences": [["read"] * heads] * layers, "readable": 1,
+        }, "witnesses": [], "blocks": [],
     }  # fmt: skip
     own = torch.rand(layers, tokens)
     mixture = {

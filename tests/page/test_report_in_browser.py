@@ -31,15 +31,17 @@ def test_overview_shows_the_findings_and_the_grid_of_python(watched: Any, saved:
     for sentence in report.findings:
         assert sentence in shown
     found = whence.identifiability(traced)
-    for quantity, values in (("null_share", found.values.mean(-1)), ("r", found.extra["head_r"])):
+    verdict = whence.verdict(traced)
+    share = (verdict.values.nan_to_num(0.0) * verdict.extra["rows"] + verdict.extra["unique"]) / len(traced.tokens)
+    for quantity, values in (("certain", share), ("null_share", found.values.mean(-1)), ("r", found.extra["head_r"])):
         go(page, f"#view=overview&quantity={quantity}")
         cells = page.eval_on_selector_all(".grid-cell", "els => els.map(e => e.getAttribute('aria-label'))")
         assert len(cells) == values.numel()
         for label in cells:
             layer, head, value = re.fullmatch(r"Layer (\d+) head (\d+): .* (\S+)", label).groups()  # type: ignore[union-attr]
             assert number(value) == pytest.approx(float(values[int(layer), int(head)]), abs=5.1e-4)
-    assert page.locator(".listed.worst > li").count() == 3
-    assert page.locator(".listed.best > li").count() == 3
+    for name, kind in (("worst", "do not read"), ("best", "read")):
+        assert page.locator(f".listed.{name} > li").count() == min(3, len(verdict.heads_that(kind)))
 
 
 def test_row_weights_and_bounds_are_those_of_python(watched: Any, saved: Any, traced: Any) -> None:
@@ -220,7 +222,7 @@ def test_exports(watched: Any, saved: Any, traced: Any) -> None:
         return Path(download.value.path())
 
     rows = list(csv.reader(io.StringIO(save("Save whence heads as CSV").read_text(encoding="utf-8-sig"))))
-    assert rows[0][:3] == ["layer", "head", "null_share"]
+    assert rows[0][:3] == ["layer", "head", "certain"]
     assert len(rows) == 1 + 72
     found = whence.identifiability(traced).values.mean(-1)
     assert float(rows[1][2]) == pytest.approx(float(found[0, 0]), rel=1e-6)

@@ -37,7 +37,8 @@ def identifying_values(layer: Layer) -> Tensor:
         return values
     left, singular, _ = torch.linalg.svd(projection.weight.to(torch.float64), full_matrices=False)
     passed = singular > singular[..., :1] * weight_rank_tolerance(projection.weight.dtype)
-    return (layer.values.to(torch.float64) @ (left * passed[:, None])).to(measured_in(values.dtype))
+    projected: Tensor = layer.values.to(torch.float64) @ (left * passed[:, None])
+    return projected.to(measured_in(values.dtype))
 
 
 def by_group(layer: Layer) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -1,4 +1,4 @@
-"""Which heads may be read and which must not, and the sentences that say so: what `whence look` and the page show."""
+"""Which heads may be read on a text, and the sentences that say so: what `whence look` and the page show."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import torch
 from torch import Tensor
 
 from whence.attention.certify import TokenCertificate, certify
-from whence.attention.heads import by_group
+from whence.attention.heads import by_group, head_of
 from whence.attention.identifiability import Identifiability, identifiability
+from whence.attention.verdict import Verdict, verdict
 from whence.core.attention.bounds import weight_bounds
+from whence.core.attention.verdict import RowVerdict
 from whence.reading.trace import Layer, Stack, Trace
-
-HEADS, ROWS = 4, 2  # heads tried for each one shown, and rows of each: exact intervals for these only
-LONG = 192  # beyond so many tokens a linear program takes its time: half as many heads, one row of each
 
 
 @dataclass(frozen=True)
 class Overview:
     """One look at all heads: [layer, head] tensors, and the rows worth showing.
 
-    `width`: mean over rows of the closed-form width of the interval of the row's heaviest weight (an upper bound on
-    the exact width). `worst`, `best`: certificates of one telling row of each of the chosen heads.
+    `verdict`: which heads may be read. `width`: mean over rows of the closed-form width of the interval of the row's
+    heaviest weight (an upper bound on the exact width). `worst`: an open row of some heads not to be read; `best`: a
+    certain or unique row of some heads that may be; each with its certificate, and none where no head qualifies.
     """
 
     identifiability: Identifiability
+    verdict: Verdict
     width: Tensor
     special_mass: Tensor
     effective_special_mass: Tensor
@@ -58,16 +59,16 @@ class Overview:
         if loose == 0:
             here = (
                 f"This text has {n} tokens and the measured ranks are full: every row of all {heads} heads is the only "
-                "one with its output."
+                "one with its output, and may be read."
             )
-        else:
-            share = float((rows > 0).double().mean())
-            here = (
-                f"This text has {n} tokens: {loose} of {heads} heads have rows that are not unique ({share:.0%} of all "
-                f"rows), with up to {int(rows.max())} independent directions in which the attention can be moved without "
-                "any change of the output."
-            )
-        return [limit, here]
+            return [here, limit]
+        share = float((rows > 0).double().mean())
+        here = (
+            f"This text has {n} tokens: {loose} of {heads} heads have rows that are not unique ({share:.0%} of all "
+            f"rows), with up to {int(rows.max())} independent directions in which the attention can be moved without "
+            "any change of the output."
+        )
+        return [*self.verdict.sentences(), here, limit]
 
     def plot(self, *, ax: Any = None) -> Any:
         """Layers by heads. See `whence.results.plotting_attention`; returns the Axes."""
@@ -95,6 +96,7 @@ class Overview:
                 }
                 for i, layer in enumerate(found.layers)
             ],
+            "verdict": self.verdict.to_dict(),
             "findings": self.sentences(),
             "worst": [_brief(c) for c in self.worst],
             "best": [_brief(c) for c in self.best],
@@ -131,31 +133,43 @@ def _brief(certificate: TokenCertificate) -> dict[str, Any]:
     }
 
 
-def overview(trace: Trace, *, worst: int = 3, best: int = 3, attention: str | None = None) -> Overview:
-    """Closed forms for every head; exact intervals only for the rows that will be shown."""
+def overview(
+    trace: Trace, *, worst: int = 3, best: int = 3, epsilon: float = 0.05, attention: str | None = None
+) -> Overview:
+    """The verdict on every head; exact intervals only for the rows that will be shown."""
     stack = trace.of(attention)
     found = identifiability(trace, attention=attention)
-    widths = [_top_widths(layer) for layer in stack]
-    width = torch.stack([w.mean(-1) for w in widths])
+    verdicts = verdict(trace, epsilon=epsilon, attention=attention)
     types = found.token_types
     special = [t for t in types if t not in ("punctuation", "rest")]
     columns = torch.tensor([types.index(t) for t in special], dtype=torch.long)
-    order = width.flatten().argsort(descending=True)
-    shown: dict[bool, list[TokenCertificate]] = {}
-    for is_worst, count in ((True, worst), (False, best)):
-        tried = HEADS if len(stack.key_tokens) <= LONG else HEADS // 2
-        picks = (order if is_worst else order.flip(0))[: count * tried].tolist()
-        places = [divmod(pick, width.shape[1]) for pick in picks]
-        rows = [_telling_row(trace, stack, i, h, widths, is_worst, attention) for i, h in places]
-        rows.sort(key=_spread, reverse=is_worst)
-        shown[is_worst] = rows[:count]
+    widths = [_top_widths(layer) for layer in stack]
+    width = torch.stack([w.mean(-1) for w in widths])
+
+    def shown(names: tuple[str, ...], kinds: tuple[RowVerdict, ...], count: int) -> tuple[TokenCertificate, ...]:
+        """Of the heads with these verdicts, those with the largest (or smallest) share of certain rows, one row each."""
+        sign = -1 if "read" in names else 1
+        heads = [at for name in names for at in verdicts.heads_that(name)]
+        heads.sort(
+            key=lambda at: (
+                sign * float(verdicts.values[found.layers.index(at[0]), found.heads.index(at[1])].nan_to_num(1))
+            )
+        )
+        rows = []
+        for layer, head in heads[:count]:
+            i, h = found.layers.index(layer), found.heads.index(head)
+            query = _telling_row(stack, i, h, verdicts.extra["row_verdicts"][i, h], kinds)
+            rows.append(certify(trace, layer, head, query, top=3, orders=False, attention=attention))
+        return tuple(rows)
+
     return Overview(
         found,
+        verdicts,
         width,
         found.extra["raw_by_type"][..., columns].sum(-1),
         found.extra["effective_by_type"][..., columns].sum(-1),
-        tuple(shown[True]),
-        tuple(shown[False]),
+        shown(("do not read",), (RowVerdict.OPEN,), worst),
+        shown(("read", "unique"), (RowVerdict.CERTAIN, RowVerdict.UNIQUE), best),
         stack.layers[0].values.shape[-1],
         stack.name,
     )
@@ -164,27 +178,17 @@ def overview(trace: Trace, *, worst: int = 3, best: int = 3, attention: str | No
 def _top_widths(layer: Layer) -> Tensor:
     """[head, query]: the closed-form width of the interval of each row's heaviest weight."""
     weights, values, visible = by_group(layer)
-    width = weight_bounds(weights, values, visible=visible).width.flatten(0, 1)
-    return width.gather(-1, layer.attention.argmax(-1, keepdim=True)).squeeze(-1)
+    width = weight_bounds(weights, values, visible=visible).width
+    return width.gather(-1, weights.argmax(-1, keepdim=True)).squeeze(-1).flatten(0, 1)
 
 
-def _spread(certificate: TokenCertificate) -> float:
-    return float((certificate.upper - certificate.lower).max())
-
-
-def _telling_row(
-    trace: Trace, stack: Stack, i: int, h: int, widths: list[Tensor], is_worst: bool, attention: str | None
-) -> TokenCertificate:
-    """Of a few promising rows of a head, the one with the widest exact interval (or the narrowest)."""
+def _telling_row(stack: Stack, i: int, h: int, verdicts: Tensor, kinds: tuple[RowVerdict, ...]) -> int:
+    """Of the rows of a head with one of these verdicts, the one that says most: an ordinary token, a heavy weight."""
     layer = stack.layers[i]
-    heaviest = layer.attention[h].amax(-1).to(torch.float64)
-    # Rows of ordinary tokens with a weight worth reading come first; special tokens explain little.
+    weights, _, visible = head_of(layer, h)
+    # Special tokens explain little, and so do the first rows of a causal map, which see few keys.
     plain = torch.tensor([not s for s in stack.tokens.special], dtype=torch.float64)
-    width = widths[i][h]
-    appeal = heaviest * (0.2 + plain) * (width if is_worst else 1.0 - width.clamp(max=1.0))
-    if layer.visible is not None:  # the first rows of a causal map see few keys; what is certain there says little
-        seen = (layer.visible if layer.visible.dim() == 2 else layer.visible[h]).sum(-1)
-        appeal = appeal * seen / seen.max()
-    rows = appeal.argsort(descending=True)[: ROWS if len(stack.key_tokens) <= LONG else 1].tolist()
-    found = [certify(trace, layer.index, layer.heads[h], row, top=3, orders=False, attention=attention) for row in rows]
-    return (max if is_worst else min)(found, key=_spread)
+    seen = torch.full((len(weights),), weights.shape[-1]) if visible is None else visible.sum(-1)
+    appeal = weights.amax(-1).to(torch.float64) * (0.2 + plain) * seen / seen.max()
+    right = torch.isin(verdicts, torch.tensor([int(kind) for kind in kinds]))
+    return int(torch.where(right, appeal, -1.0).argmax())

@@ -201,7 +201,7 @@ def verdict(trace: Trace, *, epsilon: float = 0.05, rows: int | None = None, att
     try:
         torch.set_num_threads(1)  # many small problems: threads of torch's own would only wait for each other
         with ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:  # HiGHS works without Python's lock
-            found = list(pool.map(lambda at: _head(*at, epsilon, limit), places))
+            found = list(pool.map(lambda at: _head(at[0], at[1], epsilon, limit), places))
     finally:
         torch.set_num_threads(threads)
     grid = (len(stack), len(stack.layers[0].heads))

@@ -30,6 +30,9 @@ def command(
         str | None, typer.Option("--attention", help="encoder, decoder or cross, for encoder–decoders.")
     ] = None,
     heads: Annotated[str, typer.Option("--heads", help="Which heads to show: worst, best or both.")] = "both",
+    epsilon: Annotated[
+        float, typer.Option("--epsilon", help="How far a weight may be uncertain and still be read.")
+    ] = 0.05,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long.")] = False,
     task: Annotated[str | None, typer.Option("--task", help="The head to load, as text-classification.")] = None,
     report: Annotated[
@@ -44,9 +47,9 @@ def command(
     """Look at a text through a model: which attention may be read, and which must not.
 
     Shows the layers and heads, how many directions of each attention row the output leaves free (measured, not
-    assumed), the heads to trust least and most with exact intervals for their weights, and a counter-example that
-    was put into the model and changed nothing. Ends by writing the report, a page to explore, and naming its path
-    (with --json: as "report").
+    assumed), which heads may be read (none, if none may) with exact intervals for some of their weights, and a
+    counter-example that was put into the model and changed nothing. Ends by writing the report, a page to explore, and
+    naming its path (with --json: as "report").
     """
     if heads not in ("worst", "best", "both"):
         raise InputError(f"--heads {heads!r}: choose worst, best or both.")
@@ -65,28 +68,32 @@ def command(
         from whence.attention.overview import overview
 
         seen = overview(
-            found, worst=3 if heads != "best" else 0, best=3 if heads != "worst" else 0, attention=attention
+            found,
+            worst=3 if heads != "best" else 0,
+            best=3 if heads != "worst" else 0,
+            epsilon=epsilon,
+            attention=attention,
         )
         example = counter_example(found, seen, attention)
         made_of = provenance(found, attention)
     if as_json:
-        path = None if where is None else write_report(found, seen, where, quiet)
+        path = None if where is None else write_report(found, seen, where, heads, quiet)
         data = {**seen.to_dict(), "counter_example": example, "provenance_of_states": made_of}
         print_json({**data, "report": None if path is None else str(path)})
     else:
         show(found, seen, example, made_of)
-        path = None if where is None else write_report(found, seen, where, quiet)
+        path = None if where is None else write_report(found, seen, where, heads, quiet)
         if path is not None:
             results.print(f"\nReport: {path}", soft_wrap=True, highlight=False)
     if open_ and path is not None and not open_in_browser(path.resolve().as_uri()):
         messages.print("There is no display here to open it on.")
 
 
-def write_report(trace: Trace, seen: Overview, path: str, quiet: bool) -> Path:
+def write_report(trace: Trace, seen: Overview, path: str, heads: str, quiet: bool) -> Path:
     """The page of this text as one file; what was computed for the terminal is not computed again."""
     from whence.reporting.report import report
 
-    whole = {seen.stack: seen} if len(seen.worst) == len(seen.best) else {}
+    whole = {seen.stack: seen} if heads == "both" else {}
     made = report(trace, budget=EXACT, overviews=whole, progress=messages.is_terminal and not quiet)
     return made.save(path)
 
@@ -150,7 +157,7 @@ def show(trace: Trace, seen: Overview, example: dict[str, Any] | None, made_of: 
         "layer",
         "rank",
         "free\ndirections",
-        "null\nshare",
+        "‖a−a⊥‖\n/‖a‖",
         "r with\neffective",
         "special,\nraw",
         "special,\neffective",
@@ -171,15 +178,21 @@ def show(trace: Trace, seen: Overview, example: dict[str, Any] | None, made_of: 
             own.get(layer, "–"),
         )
     results.print(table)
-    loose = [row for row in seen.worst if row.dimension > 0]
-    if loose:
-        results.print("[bold]Heads not to read:[/bold]")
-        for row in loose:
-            results.print("  " + escape(row.sentence(row.widest)), soft_wrap=True)
-    if seen.best:
-        results.print("[bold]Heads that may be read:[/bold]")
-        for row in seen.best:
-            results.print("  " + escape(row.sentence(0)), soft_wrap=True)
+    verdicts = seen.verdict
+    readable = [*verdicts.heads_that("unique"), *verdicts.heads_that("read")]
+    results.print(
+        f"[bold]Heads that may be read:[/bold] {len(readable)} of {len(found.layers) * heads}"
+        if readable
+        else "[bold]Heads that may be read:[/bold] none"
+    )
+    for row in seen.best:
+        results.print("  " + escape(verdicts.sentence(row.layer, row.head)), soft_wrap=True)
+        results.print("    " + escape(row.sentence(0)), soft_wrap=True)
+    if seen.worst:
+        results.print("[bold]Heads not to read, for example:[/bold]")
+        for row in seen.worst:
+            results.print("  " + escape(verdicts.sentence(row.layer, row.head)), soft_wrap=True)
+            results.print("    " + escape(row.sentence(row.widest)), soft_wrap=True)
     if example is not None:
         results.print("[bold]A counter-example, put into the model:[/bold]")
         where = f"layer {example['layer']} head {example['head']}, row ‘{example['query_token']}’"

@@ -81,7 +81,7 @@ export class HeadView {
     const { stack } = this, { layer, head } = this.place;
     const i = stack.layers.indexOf(layer), j = stack.heads.indexOf(head);
     const free = stack.grid.free[i][j];
-    return free === 0 ? "every row of this head is the only one with its output" : `null share ${number(stack.grid.null_share[i][j], 2)} · up to ${free} free directions · r raw–effective ${number(stack.grid.r[i][j], 2)}`;
+    return free === 0 ? "every row of this head is the only one with its output" : `${stack.verdict.names[i][j]} · up to ${free} free directions · r raw–effective ${number(stack.grid.r[i][j], 2)}`;
   }
 
   async update() {

@@ -25,6 +25,7 @@ function listed(stack, certificates, kind) {
     h("button", { type: "button", class: "link", onclick: () => go({ view: "head", stack: stack.name, layer: c.layer, head: c.head, query: c.query }, { push: true }) },
       `Layer ${c.layer}, head ${c.head}`),
     h("p", {}, kind === "worst" ? c.sentence : c.sentences[0]),
+    h("p", { class: "verdict-of" }, stack.verdict.sentences[stack.layers.indexOf(c.layer)][stack.heads.indexOf(c.head)]),
     intervals(c, keys))));
 }
 
@@ -60,16 +61,16 @@ function intervalTable(certificates, keys) {
 
 export function overviewView(source, stack) {
   const about = source.manifest.quantities;
-  const quantity = about[state.quantity] ? state.quantity : "null_share";
+  const quantity = about[state.quantity] ? state.quantity : "certain";
   const info = h("p", { class: "grid-info", "aria-live": "polite" }, about[quantity].about);
   const body = h("div", {});
   const pick = (layer, head) => go({ view: "head", stack: stack.name, layer, head, query: "" }, { push: true });
   const hover = (layer, head) => {
     const i = stack.layers.indexOf(layer), j = stack.heads.indexOf(head);
     const value = stack.grid[quantity][i][j];
-    info.textContent = `Layer ${layer}, head ${head}: ${about[quantity].title.toLowerCase()} ${quantity === "free" ? value : number(value)}, null share ${number(stack.grid.null_share[i][j], 2)}, r ${number(stack.grid.r[i][j], 2)}. Open it with a click or Enter.`;
+    info.textContent = `Layer ${layer}, head ${head}: ${about[quantity].title.toLowerCase()} ${quantity === "free" ? value : number(value)}. ${stack.verdict.sentences[i][j]} Open it with a click or Enter.`;
   };
-  const scale = h("div", { class: "bad-scale" }, h("span", {}, "read it"), h("i", { style: { background: `linear-gradient(to right, ${[0, 0.25, 0.5, 0.75, 0.92].map((v) => css(colour(-v))).join(",")})` } }), h("span", {}, "do not"));
+  const scale = h("div", { class: "bad-scale" }, h("span", {}, about[quantity].verdict ? "read it" : about[quantity].bad === "low" ? "1" : "low"), h("i", { style: { background: `linear-gradient(to right, ${[0, 0.25, 0.5, 0.75, 0.92].map((v) => css(colour(-v))).join(",")})` } }), h("span", {}, about[quantity].verdict ? "do not" : about[quantity].bad === "low" ? "low" : "high"));
   replace(body,
     segmented("Colour the heads by", Object.entries(about).map(([k, v]) => [k, v.title]), quantity, (k) => go({ quantity: k })),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "grid of heads" }, headGrid({ stack, quantity, about: about[quantity], onpick: pick, onhover: hover, chosen: null })),
@@ -78,13 +79,16 @@ export function overviewView(source, stack) {
     csv: () => [["layer", "head", ...Object.keys(about)], ...stack.layers.flatMap((layer, i) => stack.heads.map((head, j) => [layer, head, ...Object.keys(about).map((k) => stack.grid[k][i][j])]))],
   });
   const keys = stack.key_tokens ?? stack.tokens;
-  const worst = stack.worst.filter((c) => c.dimension > 0);
+  const worst = stack.worst;
+  const count = (n) => ["", "One head", "Two heads", "Three heads"][n] ?? "Heads";
+  const readable = stack.best.length ? listed(stack, stack.best, "best")
+    : h("p", {}, `None: in no head are 95 % of the rows with a weight above ${stack.verdict.epsilon} certain.`);
   const lists = h("div", { class: worst.length ? "columns" : "columns single all-fine" },
-    worst.length ? card(`${["", "The head", "The two heads", "The three heads"][worst.length] ?? "Heads"} you should not read`, "do-not-read", listed(stack, worst, "worst"), { csv: () => intervalTable(worst, keys) }) : null,
-    card(`${["", "The head", "The two heads", "The three heads"][stack.best.length] ?? "Heads"} you may read`, "may-read", listed(stack, stack.best, "best"), { csv: () => intervalTable(stack.best, keys) }));
+    worst.length ? card(`${count(worst.length)} you should not read`, "do-not-read", listed(stack, worst, "worst"), { csv: () => intervalTable(worst, keys) }) : null,
+    card(stack.best.length ? `${count(stack.best.length)} you may read, of ${stack.verdict.readable}` : "Heads you may read", "may-read", readable, { csv: () => intervalTable(stack.best, keys) }));
   const prediction = source.manifest.prediction;
   return h("div", { class: "view overview" },
-    h("div", { class: `findings${worst.length ? "" : " fine"}` }, stack.findings.slice().reverse().map((s, i) => h("p", { class: i === 0 ? "first" : "" }, s))),
+    h("div", { class: `findings${worst.length ? "" : " fine"}` }, stack.findings.map((s, i) => h("p", { class: i === 0 ? "first" : "" }, s))),
     prediction ? card(`The model’s ${prediction.output.what}`, "output", outputPicture(prediction.output), { csv: () => outputTable(prediction.output) }) : null,
     hero(stack) ?? plainText(stack), grid, lists);
 }

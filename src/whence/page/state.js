@@ -1,7 +1,7 @@
 // What is looked at. It lives in the address, so that a link opens the same view.
 
 const DEFAULTS = {
-  view: "overview", stack: "", layer: "", head: "", query: "", quantity: "null_share", curve: "root",
+  view: "overview", stack: "", layer: "", head: "", query: "", quantity: "certain", curve: "root",
   method: "", compare: "", hidden: "", at: "", model: "", text: "", pair: "", target: "",
 };
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from whence.attention.certify import TokenCertificate, certify
+from whence.attention.heads import key_labels
 from whence.attention.overview import Overview
+from whence.attention.verdict import Verdict
 from whence.reading.labels import Tokens
 from whence.reading.trace import Stack, Trace
 from whence.reporting.counter_examples import STOPS, counter_example
 
 QUANTITIES: dict[str, dict[str, Any]] = {
-    "null_share": {
-        "title": "Null share",
-        "about": "How much of a row lies where the head output cannot see it, ‖a − a⊥‖₁ / ‖a‖₁: the mean over the rows. "
-        "0 is nothing.",
-        "bad": "high",
-        "full": 0.5,
+    "certain": {
+        "title": "Certain rows",
+        "about": "The share of a head's rows that may be read: in every attention row with the same output their heaviest "
+        "weight stays within ε, and no other key outweighs it by more. Rows that are unique count as certain; a head "
+        "without any weight above ε has no share.",
+        "bad": "low",
+        "verdict": True,
     },
     "width": {
         "title": "Width of the bounds",
@@ -33,6 +37,13 @@ QUANTITIES: dict[str, dict[str, Any]] = {
         "about": "Pearson correlation of the raw weights with the effective ones, over all rows of the head. 1 is the same "
         "picture.",
         "bad": "low",
+    },
+    "null_share": {
+        "title": "Part outside the output's reach",
+        "about": "‖a − a⊥‖₁ / ‖a‖₁: the size of the part of a row that the head output cannot see, over the size of the row; "
+        "the mean over the rows. It can exceed 1, and says nothing of how far the weights are determined.",
+        "bad": "high",
+        "full": 0.5,
     },
     "special_mass": {
         "title": "To special tokens",
@@ -54,8 +65,8 @@ QUANTITIES: dict[str, dict[str, Any]] = {
         "full": 8,
     },
 }
-"""What the grid can be coloured by; `bad`: which end means that a head must not be read; `full`: the scale of colours
-never ends before it, however small all values are."""
+"""What the grid can be coloured by; `bad`: which end is drawn dark; `full`: the scale of colours never ends before it,
+however small all values are; `verdict`: dark means that a head must not be read."""
 
 
 def tokens_data(tokens: Tokens) -> dict[str, Any]:
@@ -84,7 +95,9 @@ def _begins_with_space(raw: str) -> bool:
 def stack_data(stack: Stack, seen: Overview) -> dict[str, Any]:
     """One stack's grid, findings and listed rows."""
     found = seen.identifiability
+    labels = key_labels(stack)
     grid: dict[str, Tensor] = {
+        "certain": certain_share(seen.verdict),
         "null_share": found.values.mean(-1),
         "width": seen.width,
         "r": found.extra["head_r"],
@@ -96,7 +109,7 @@ def stack_data(stack: Stack, seen: Overview) -> dict[str, Any]:
     return {
         "name": stack.name,
         "tokens": tokens_data(stack.tokens),
-        "key_tokens": None if stack.key_tokens is stack.tokens else tokens_data(stack.key_tokens),
+        "key_tokens": None if labels is stack.tokens else tokens_data(labels),
         "layers": list(found.layers),
         "heads": list(found.heads),
         "head_size": seen.head_size,
@@ -107,9 +120,24 @@ def stack_data(stack: Stack, seen: Overview) -> dict[str, Any]:
         ],
         "free_rows": float((rows > 0).double().mean()),
         "findings": seen.sentences(),
+        "verdict": {
+            "epsilon": seen.verdict.epsilon,
+            "names": seen.verdict.names(),
+            "sentences": [[seen.verdict.sentence(layer, head) for head in found.heads] for layer in found.layers],
+            "readable": len(seen.verdict.heads_that("read")) + len(seen.verdict.heads_that("unique")),
+        },
         "worst": [listed(c) for c in seen.worst],
         "best": [listed(c) for c in seen.best],
     }
+
+
+def certain_share(verdict: Verdict) -> Tensor:
+    """[layer, head]: the share of rows that are certain or unique, of those that are not flat; NaN where all are flat."""
+    rows = verdict.extra["rows"].to(torch.float64)
+    told = verdict.values * rows  # the share among the rows that are not unique stands for all of them
+    unique = verdict.extra["unique"].to(torch.float64)
+    share = (told.nan_to_num(0.0) + unique) / (torch.where(verdict.values.isnan(), 0.0, rows) + unique)
+    return torch.where(verdict.values.isnan() & (rows > 0), torch.nan, share)
 
 
 def listed(certificate: TokenCertificate) -> dict[str, Any]:

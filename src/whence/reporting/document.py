@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from whence.attention.heads import head_of
 from whence.attention.overview import Overview, overview
 from whence.errors import InputError
 from whence.mixing.mixture import Mixture
@@ -165,9 +166,10 @@ def _begin(exact: ExactIntervals, part: _Part) -> None:
     for layer in part.stack:
         for head in [h for h in layer.heads if (layer.index, h) in part.named]:
             place = layer.heads.index(head)
-            raw = layer.attention[place].detach().to(torch.float64)
-            seen = layer.visible_mask if layer.visible_mask.dim() == 2 else layer.visible_mask[place]
-            keys = heaviest_keys(raw, seen.expand(raw.shape), WEIGHTS)
+            weights, _, visible = head_of(layer, place)
+            raw = weights.detach().to(torch.float64)
+            seen = torch.ones(raw.shape, dtype=torch.bool) if visible is None else visible
+            keys = heaviest_keys(raw, seen, WEIGHTS)
             free = found.extra["simplex_null_dimension"][found.layers.index(layer.index), found.heads.index(head)]
             first = [c.query for c in (*part.look.worst, *part.look.best) if (c.layer, c.head) == (layer.index, head)]
             exact.add(part.stack.name, layer, head, keys, free, first, part.maps(layer.index).get(head))

@@ -200,7 +200,7 @@ def certify_row(
     bounds = closed_form(directions, a, v, solver.slack, allowance=2.0)
     support, interior, support_dual = _support(solver)
 
-    def everywhere(visible_part: Array) -> Tensor:
+    def everywhere(visible_part: Array | Booleans) -> Tensor:
         whole = torch.zeros(len(row), *visible_part.shape[1:], dtype=torch.from_numpy(visible_part).dtype)
         whole[seen] = torch.from_numpy(visible_part)
         return whole
@@ -340,9 +340,9 @@ def _proved_ends(c: Certificate) -> bool:
     if lower[~seen].any() or upper[~seen].any():
         return False
     lower, upper, directions = lower[seen], upper[seen], c.bound_directions.numpy()[seen]
-    tight, loose = (closed_form(directions, row, values, slack, allowance=allowance) for allowance in (1.0, 3.0))
-    sound = (lower <= tight[0]).all() and (upper >= tight[1]).all()
-    told = (lower >= loose[0]).all() and (upper <= loose[1]).all()
+    proved, wider = (closed_form(directions, row, values, slack, allowance=allowance) for allowance in (1.0, 3.0))
+    sound = (lower <= proved[0]).all() and (upper >= proved[1]).all()
+    told = (lower >= wider[0]).all() and (upper <= wider[1]).all()
     return bool(sound and told and (lower <= row + OWN_ROW).all() and (upper >= row - OWN_ROW).all())
 
 

@@ -108,13 +108,13 @@ def null_space(values: Tensor, *, visible: Tensor | None = None) -> NullSpace:
     n = values.shape[-2]
     if visible is None:
         length = torch.full(values.shape[:-2], n)
-        return NullSpace(length, *(_shared(values, None, c) for c in ("output", "simplex")), values, None)
+        return NullSpace(length, _shared(values, None, "output"), _shared(values, None, "simplex"), values, None)
     mask, batch = check_rows(values, visible)
     n_query = mask.shape[-2]
     keys = shared_keys(mask)
     causal = causal_keys(mask) if keys is None and n_query <= n else None
-    ranks = []
-    for constraint in ("output", "simplex"):
+
+    def rank_of(constraint: Constraint) -> Tensor:
         if keys is not None:
             rank = _shared(values, keys, constraint).unsqueeze(-1).expand(*batch, n_query)
         else:
@@ -122,8 +122,10 @@ def null_space(values: Tensor, *, visible: Tensor | None = None) -> NullSpace:
             if causal is not None:
                 rank = _causal(values, causal, n_query, constraint).expand(*batch, n_query).clone()
             _fill(values, mask, constraint, rank)
-        ranks.append(rank * mask.any(-1))
-    return NullSpace(mask.sum(-1).expand(*batch, n_query).clone(), *ranks, values, mask)
+        return rank * mask.any(-1)
+
+    length = mask.sum(-1).expand(*batch, n_query).clone()
+    return NullSpace(length, rank_of("output"), rank_of("simplex"), values, mask)
 
 
 def _shared(values: Tensor, keys: Tensor | None, constraint: Constraint) -> Tensor:

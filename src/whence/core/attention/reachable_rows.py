@@ -176,7 +176,8 @@ def near_tied(
         raise InputError("give either queries (already times the softmax scale) or query_diameter.")
     batch = broadcast(keys.shape[:-2], values.shape[:-2])
     n = keys.shape[-2]
-    k = keys.detach().to(torch.float64).expand(*batch, n, keys.shape[-1]).reshape(-1, n, keys.shape[-1])
+    k, size_of = unit_scale(keys)
+    k = k.expand(*batch, n, keys.shape[-1]).reshape(-1, n, keys.shape[-1])
     v = unit_scale(values)[0].expand(*batch, n, values.shape[-1]).reshape(-1, n, values.shape[-1])
     eps = max(rank_eps(keys.dtype), rank_eps(values.dtype))
     basis: Basis = column_basis(v, None, rank_eps(values.dtype), "simplex")
@@ -189,6 +190,7 @@ def near_tied(
     tied = share <= (keys.shape[-1] + values.shape[-1]) * eps
     # What is rounding is no distance.
     diameter = torch.where(tied, 0.0, torch.cdist(rest, rest).amax((-2, -1)))
+    diameter = diameter * size_of[..., 0, 0].expand(batch).reshape(-1)
     if queries is not None:
         check_finite("queries", queries)
         q = queries.detach().to(torch.float64)
@@ -196,4 +198,4 @@ def near_tied(
     else:
         reach = torch.full(batch, float(query_diameter or 0.0), dtype=torch.float64)
     share, diameter, tied = (t.reshape(batch) for t in (share, diameter, tied))
-    return NearTied(share, diameter, tied, reach, torch.tanh(reach * diameter / 4))
+    return NearTied(share, diameter, tied, reach, torch.tanh((reach * diameter / 4).nan_to_num(nan=0.0)))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.core.numerics.masks import full_mask
-from whence.core.numerics.tolerances import STRAY_MASS, row_sum_slack
+from whence.core.numerics.tolerances import EXTREME, STRAY_MASS, row_sum_slack
 from whence.errors import InputError
 
 Constraint = Literal["output", "simplex"]
@@ -165,6 +165,12 @@ def as_row(attention_row: Tensor, values: Tensor, visible: Tensor | None) -> tup
     if attention_row.shape[0] != n:
         raise InputError(f"attention_row has {attention_row.shape[0]} keys but values {shape(values)} has {n}.")
     check_finite("attention_row", attention_row)
+    largest = float(values.detach().abs().max())
+    if largest and not 1 / EXTREME <= largest <= EXTREME:
+        raise InputError(
+            f"values {shape(values)} are of size {largest:.3g}, whose square float64 cannot hold: multiply them by a "
+            "constant first (no interval depends on it)."
+        )
     seen = torch.ones(n, dtype=torch.bool)
     if visible is not None:
         check_visible(visible, None, n)

@@ -39,6 +39,9 @@ GAP = 1e-6
 NO_WEIGHT = 1e-8
 """A key that no alternative gives more than this has no weight: no solver in float64 tells less from 0."""
 
+EXTREME = 1e150
+"""Values of this size, or of its inverse, have squares that float64 cannot hold: a proof by sums would be none."""
+
 SAME_ROW = 1e-9
 """Two rows whose total variation is no larger are one: it is what a solver's feasibility tolerance leaves."""
 
