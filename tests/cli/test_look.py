@@ -62,12 +62,12 @@ def test_look_as_json_has_the_numbers(capsys, long_text):
     assert {row["verdict"] for row in data["verdict"]["heads"]} <= {"unique", "read", "careful", "do not read", "flat"}
 
 
-def test_look_says_none_where_no_head_may_be_read(capsys, long_text):
-    code, out, _ = run(capsys, "look", long_text + " " + long_text, "--quiet", "--no-report", "--epsilon", "0.001")
+def test_look_takes_another_threshold_and_shows_it(capsys, long_text):
+    code, out, _ = run(capsys, "look", long_text, "--quiet", "--no-report", "--epsilon", "0.001")
     assert code == 0
-    assert "None of the 72 heads may be read on this text" in out
-    assert "Heads that may be read: none" in out
+    assert "the heaviest weight stays within 0.001" in out
     assert main(["look", "a text", "--epsilon", "2"]) == 2
+    assert "epsilon=2.0" in capsys.readouterr().err
 
 
 def test_look_as_json_writes_the_report_too_and_names_it(capsys, tmp_path):

@@ -16,15 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whence.core.attention.polytope import Array, Polytope, closed_form, load_highs, output_slack, proved_minimum
+from whence.core.attention.certificate_check import Booleans, dimension_of, outside_cost, spectrum, verify
+from whence.core.attention.polytope import Array, Polytope, closed_form, load_highs
 from whence.core.numerics.checks import as_row
-from whence.core.numerics.tolerances import EPS32, EPS64, NO_WEIGHT, OWN_ROW, rank_eps
+from whence.core.numerics.tolerances import NO_WEIGHT, rank_eps
 from whence.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Booleans = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Certificate:
         values, and when the dimension is proved: `interior` has weight on all of `support`, and `support_dual` that
         nothing else can have any. False for settings that cannot be, as a negative tolerance.
         """
-        return bool(_well_formed(self) and _proved_ends(self) and _proved_dimension(self))
+        return verify(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and lists, for JSON; the proofs included."""
@@ -162,7 +161,7 @@ def certify_row(
     a, v = row[seen].numpy(), values64[seen].numpy()
     n, width = v.shape
     eps = rank_eps(values.dtype)
-    rank, condition, directions = _spectrum(v, eps)
+    rank, condition, directions = spectrum(v, eps)
     solver = Polytope(a, v, tolerance=tolerance, eps=eps)
     keys = np.argsort(-a, kind="stable")[: n if top is None else min(top, n)]
     unique = tolerance == 0.0 and rank == n
@@ -186,7 +185,7 @@ def certify_row(
         touched |= best.vertex <= 0.0
 
     # Maximal mass outside = minus the minimum of minus it.
-    best = solver.minimum(-_outside_cost(n, keys))
+    best = solver.minimum(-outside_cost(n, keys))
     outside, outside_dual = min(max(-best.bound, 0.0), 1.0), best.dual
 
     pairs = _pairs(keys if orders else keys[:0])
@@ -210,7 +209,7 @@ def certify_row(
         values=values64,
         visible=seen,
         tolerance=float(tolerance),
-        dimension=_dimension(v, rank, solver.slack, support, eps),
+        dimension=dimension_of(v, rank, solver.slack, support, eps),
         rank=rank,
         condition=condition,
         keys=place[torch.from_numpy(keys)],
@@ -233,12 +232,6 @@ def certify_row(
     )
 
 
-def _outside_cost(n: int, keys: np.ndarray[Any, Any]) -> Array:
-    cost = np.ones(n)
-    cost[keys] = 0.0
-    return cost
-
-
 def _pairs(keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Neighbours in the order of weight, and the heaviest key against each other one."""
     if not len(keys):
@@ -247,18 +240,6 @@ def _pairs(keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         keys = keys[:16]  # top=None on a long row: orders far down the list are nobody's question
     pairs = [*pairwise(keys.tolist()), *((int(keys[0]), int(j)) for j in keys[2:])]
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)
-
-
-def _spectrum(values: Array, eps: float) -> tuple[int, float, Array]:
-    """Rank of [V, 1], condition of V − 1μᵀ and its pseudo-inverse, transposed (n, d_v); by SVD, from the definition."""
-    n, width = values.shape
-    scale = float(np.abs(values).max()) or 1.0
-    body = values / scale
-    tolerance = np.linalg.norm(body, ord=2) * max(n, width) * eps
-    u, s, w = np.linalg.svd(body - body.mean(axis=0), full_matrices=False)
-    inner = min(int((s > tolerance).sum()), n - 1)
-    condition = float(s[0] / s[inner - 1]) if inner else float("nan")
-    return inner + 1, condition, (u[:, :inner] / s[:inner]) @ w[:inner] / scale
 
 
 def _support(solver: Polytope) -> tuple[Booleans, Array, Array]:
@@ -281,87 +262,3 @@ def _support(solver: Polytope) -> tuple[Booleans, Array, Array]:
         support = support | risen
     interior = np.mean(found, axis=0)
     return support, interior / interior.sum(), dual
-
-
-def _dimension(values: Array, rank: int, slack: float, support: Booleans, eps: float) -> int:
-    """dim P = |support| − rank([V_support, 1]); with a tolerance that lets the output move, the whole simplex's n − 1."""
-    if slack > 0.0:
-        return len(values) - 1
-    return int(support.sum()) - (rank if support.all() else _spectrum(values[support], eps)[0])
-
-
-def _well_formed(c: Certificate) -> bool:
-    """Settings and shapes that can be, and a row that is one."""
-    n, width, k, p = *c.values.shape, len(c.keys), len(c.pairs)
-    shapes = {
-        "row": (n,), "visible": (n,), "lower": (k,), "upper": (k,), "lower_duals": (k, width), "upper_duals": (k, width),
-        "outside_dual": (width,), "pairs": (p, 2), "gaps": (p,), "pair_duals": (p, width), "bound_lower": (n,),
-        "bound_upper": (n,), "bound_directions": (n, width), "support": (n,), "interior": (n,), "support_dual": (width,),
-    }  # fmt: skip
-    if any(tuple(getattr(c, name).shape) != shape for name, shape in shapes.items()):
-        return False
-    if not 0.0 <= c.tolerance < float("inf") or c.eps not in (EPS32, EPS64) or not bool(c.visible.any()):
-        return False
-    places = torch.cat([c.keys, c.pairs.flatten()])
-    if bool(((places < 0) | (places >= n)).any()) or not bool(c.visible[places].all()):
-        return False
-    for name in ("row", "interior"):
-        x = getattr(c, name)
-        if not bool((x >= 0).all()) or abs(float(x.sum()) - 1) > OWN_ROW or bool(x[~c.visible].any()):
-            return False
-    return bool(torch.isfinite(c.values).all()) and bool((c.weights.diff() <= 0).all())
-
-
-def _proved_ends(c: Certificate) -> bool:
-    """Every end, bound and gap is what its dual proves, and the row itself keeps to it."""
-    seen = c.visible.numpy()
-    row, values = c.row.numpy()[seen], c.values.numpy()[seen]
-    slack = output_slack(row, values, c.tolerance)
-    place = np.cumsum(seen) - 1
-    n, keys = len(row), place[c.keys.numpy()]
-    single, outside = np.eye(n)[keys], _outside_cost(n, keys)[None]
-    order = np.eye(n)[place[c.pairs.numpy()[:, 0]]] - np.eye(n)[place[c.pairs.numpy()[:, 1]]]
-    claims = (  # cᵀx ≥ claim for every alternative; x ≥ 0 and Σx = 1 are proofs of their own
-        (single, c.lower_duals, c.lower.numpy(), 0.0),
-        (-single, c.upper_duals, -c.upper.numpy(), -1.0),
-        (-outside, c.outside_dual[None], np.array([-c.outside]), -1.0),
-        (order, c.pair_duals, c.gaps.numpy(), -1.0),
-    )
-    for costs, duals, claim, floor in claims:
-        tight, loose = (
-            np.clip(proved_minimum(costs, duals.numpy(), row, values, slack, allowance=allowance), floor, None)
-            for allowance in (1.0, 3.0)
-        )
-        # No alternative has more than all the mass outside, nor less than none of it.
-        loose = np.minimum(loose, 0.0) if costs is not single and costs is not order else loose
-        if not ((claim <= tight).all() and (claim >= loose).all() and (claim <= costs @ row + OWN_ROW).all()):
-            return False
-    lower, upper = c.bound_lower.numpy(), c.bound_upper.numpy()
-    if lower[~seen].any() or upper[~seen].any():
-        return False
-    lower, upper, directions = lower[seen], upper[seen], c.bound_directions.numpy()[seen]
-    proved, wider = (closed_form(directions, row, values, slack, allowance=allowance) for allowance in (1.0, 3.0))
-    sound = (lower <= proved[0]).all() and (upper >= proved[1]).all()
-    told = (lower >= wider[0]).all() and (upper <= wider[1]).all()
-    return bool(sound and told and (lower <= row + OWN_ROW).all() and (upper >= row - OWN_ROW).all())
-
-
-def _proved_dimension(c: Certificate) -> bool:
-    """Rank and condition are those of the values; the support is attained, and nothing beyond it can be."""
-    seen = c.visible.numpy()
-    row, values, support = c.row.numpy()[seen], c.values.numpy()[seen], c.support.numpy()[seen]
-    slack = output_slack(row, values, c.tolerance)
-    rank, condition, _ = _spectrum(values, c.eps)
-    same = np.isclose(c.condition, condition, rtol=1e-6, atol=0.0, equal_nan=True)
-    if c.rank != rank or not same or c.dimension != _dimension(values, rank, slack, support, c.eps):
-        return False
-    interior = c.interior.numpy()[seen]
-    if c.support.numpy()[~seen].any() or not ((interior > 0) == support).all():
-        return False
-    moved = np.abs((interior - row) @ values).max()
-    if moved > slack + NO_WEIGHT * np.abs(values).max():
-        return False
-    rest = -(~support).astype(np.float64)[None]
-    return bool(
-        support.all() or -proved_minimum(rest, c.support_dual.numpy()[None], row, values, slack)[0] <= NO_WEIGHT
-    )
