@@ -2,12 +2,12 @@
 
 Modarressi et al. (ACL 2023): the state of token i is Σ_k x_{i⇐k}, at the start x_{i⇐k} = δ_ik x_i. Then in each layer
 
-    values      v_{j⇐k} = x_{j⇐k} W_v + ω_k b_v
-    attention   z_{i⇐k} = Σ_h Σ_j α^h_ij v^h_{j⇐k} W_o^h + ω_k b_o
+    attention   z_{i⇐k} = x_{i⇐k} + Σ_h Σ_j α^h_ij x_{j⇐k} W_v^h W_o^h + ω_k (b_v W_o + b_o)
     LayerNorm   g_{i⇐k} = γ ⊙ (z_{i⇐k} − mean z_{i⇐k}) / σ_i + ω_k β     σ_i of the whole Σ_k z_{i⇐k}
     FFN         f_{i⇐k} = θ_i ⊙ (g_{i⇐k} W_1 + ω_k b_1) W_2 + ω_k b_2    θ_i = act(u_i) / u_i, u_i the whole input of act
 
-with every bias b shared out by ω_k = |b · vector_k| / Σ_k' |b · vector_k'| ("absdot"), the vectors being what it is added to.
+with every bias b shared out by ω_k = |b · vector_k| / Σ_k' |b · vector_k'| ("absdot"), the vectors being what it is added to:
+for b_v W_o + b_o, as in the authors' code, attention plus residual.
 Nothing here is taken from whence, attention included.
 """
 
@@ -55,7 +55,9 @@ def lengths(x: Tensor, blocks: list[Block], causal: bool) -> Tensor:
 def _block(parts: Vectors, block: Block, causal: bool) -> Vectors:
     one, two = block.norms
     read = [_norm(v, one) for v in parts] if block.before else parts
+    always = block.value[1] @ block.out[0] + block.out[1]
     summed = [_add(a, b) for a, b in zip(parts, _attention(read, block, causal), strict=True)]
+    summed = [_shared_out(vectors, always) for vectors in summed]
     state = summed if block.before else [_norm(v, one) for v in summed]
     read = [_norm(v, two) for v in state] if block.before else state
     summed = [_add(a, _feedforward(b, block)) for a, b in zip(state, read, strict=True)]
@@ -83,7 +85,7 @@ def _attention(parts: Vectors, block: Block, causal: bool) -> Vectors:
     states = torch.stack([sum(vectors[1:], vectors[0]) for vectors in parts])
     queries, keys = (states @ w + b for w, b in (block.query, block.key))
     size = queries.shape[1] // block.heads
-    values = [_shared_out([v @ block.value[0] for v in vectors], block.value[1]) for vectors in parts]
+    values = [[v @ block.value[0] for v in vectors] for vectors in parts]
     made = []
     for i in range(n):
         seen = [j for j in range(n) if j <= i or not causal]
@@ -95,7 +97,7 @@ def _attention(parts: Vectors, block: Block, causal: bool) -> Vectors:
             for weight, j in zip(weights, seen, strict=True):
                 for k in range(n):
                     gathered[k] = gathered[k] + weight * (values[j][k][at] @ block.out[0][at])
-        made.append(_shared_out(gathered, block.out[1]))
+        made.append(gathered)
     return made
 
 

@@ -67,3 +67,15 @@ def test_the_activation_is_a_line_through_the_origin() -> None:
     active = torch.nn.functional.gelu(before)
     assert torch.allclose(slope(active, before) * before, active)
     assert bool(torch.isfinite(slope(active, before)).all())
+
+
+@pytest.mark.parametrize("family", ["gemma", "gemma2"])
+def test_norms_that_work_in_float32_inside_a_float64_model(family: str) -> None:
+    from conformance.zoo import build
+
+    specimen = build(family)
+    coarse, fine = (
+        whence.contributions(whence.trace(specimen.model.to(dtype), dict(specimen.inputs)), "decompx").values
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert torch.allclose(coarse.double(), fine, atol=1e-4)

@@ -2,7 +2,8 @@
 
 Modarressi et al., "DecompX: Explaining Transformers Decisions by Propagating Token Decomposition" (ACL 2023). Linear
 parts act on every vector; a norm divides by the scale that the model itself used; the activation is the line through
-the origin, act(u) = θ ⊙ u with θ = act(u)/u; a bias is shared out by the absolute dot product of each vector with it.
+the origin, act(u) = θ ⊙ u with θ = act(u)/u; a bias is shared out by the absolute dot product of each vector with it;
+as in the authors' code, what attention's biases add, b_V W_O + b_O, over attention plus residual vectors.
 A gated feed-forward layer keeps its activated factor as it is, and the vectors go through the other one (the paper has
 only plain ones). The vectors add up to the model's own state in every layer, which is asserted.
 """
@@ -91,19 +92,30 @@ def _norm(parts: Tensor, norm: Norm | None) -> Tensor:
 
 
 def _attention(parts: Tensor, layer: Layer, values: Linear, norm_in: Norm | None) -> Tensor:
+    """Through attention, its residual and the norm after it.
+
+    What the biases add whatever is attended to, b_V W_O + b_O, is shared out over attention plus residual vectors; where
+    the branch has a norm of its own, which reads it, over the attention vectors.
+    """
     attention = layer.attention.to(parts)
     projection = layer.projection
     heads, size = attention.shape[0], projection.weight.shape[1]
-    read = share_bias(_norm(parts, norm_in) @ values.weight.to(parts), values.bias)  # (key, input, kv head · d_v)
+    read = _norm(parts, norm_in) @ values.weight.to(parts)  # (key, input, kv head · d_v)
     groups = read.shape[-1] // size
-    made = torch.zeros_like(parts)
+    mixed = torch.zeros_like(parts)
+    constant = parts.new_zeros(parts.shape[0], parts.shape[2])
     for head in range(heads):
         group = head // (heads // groups)
-        onward = read[..., group * size : (group + 1) * size] @ projection.weight[head].to(parts)
-        made += torch.tensordot(attention[head], onward, dims=1)
-    made = share_bias(made, projection.bias)
-    made = times(_norm(made, layer.branch_norm), layer.branch_scale)
-    return _norm(times(parts, layer.residual_scale) + made, layer.norm)
+        at, weight = slice(group * size, (group + 1) * size), projection.weight[head].to(parts)
+        mixed += torch.tensordot(attention[head], read[..., at] @ weight, dims=1)
+        if values.bias is not None:  # rows sum to 1, or to less where there is a sink
+            constant += attention[head].sum(-1, keepdim=True) * (values.bias.to(parts)[at] @ weight)
+    constant = constant if projection.bias is None else constant + projection.bias.to(parts)
+    if layer.branch_norm is not None:
+        mixed = times(_norm(share_bias(mixed, constant), layer.branch_norm), layer.branch_scale)
+        return _norm(times(parts, layer.residual_scale) + mixed, layer.norm)
+    mixed = times(parts, layer.residual_scale) + times(mixed, layer.branch_scale)
+    return _norm(share_bias(mixed, times(constant, layer.branch_scale)), layer.norm)
 
 
 def _feedforward(parts: Tensor, rest: FeedForward) -> Tensor:

@@ -387,7 +387,8 @@ def _norm_making(graph: OpGraph, node: Node, tolerance: float) -> tuple[Norm, No
     """The norm that gave `node`, with what it read."""
     same = {id(n) for n in origins(node)}
     for call in reversed(graph.calls):
-        if len(call.outputs) != 1 or id(call.outputs[0][1]) not in same:
+        # A norm that works in float32 gives a cast of what it computed: either side of the cast may be read on.
+        if len(call.outputs) != 1 or not same & {id(n) for n in origins(call.outputs[0][1])}:
             continue
         for _, given in call.inputs:
             if given.value.shape == call.outputs[0][1].value.shape:
