@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 import whence
+from tests.mixing.mixing_oracle import alti as slow_alti
+from tests.mixing.mixing_oracle import head_expanded
 from whence.errors import InputError, MissingExtraError, WiringError
 from whence.method_table import explaining
+from whence.method_table import method as method_of
 from whence.reading.labels import Tokens
 from whence.reading.trace import Trace
 
@@ -142,8 +148,6 @@ def test_sampled_methods_have_a_seed_and_keep_special_tokens(
 ) -> None:
     pytest.importorskip("captum")
     pytest.importorskip("sklearn")
-    from dataclasses import replace
-
     trace = traced(classifier)
     stack = trace.of()
     tokens = Tokens(stack.tokens.text, stack.tokens.raw, special=(True, False, False, False, False, True))
@@ -317,3 +321,58 @@ def _logit(
             inner = torch.nn.functional.gelu(block.intermediate.dense(x))
             x = block.output.LayerNorm(block.output.dense(inner) + x)
         return model.classifier(body.pooler(x[None]))[0, 1]
+
+
+def test_alti_logit_head_by_head(zoo: Zoo) -> None:
+    """u · A V W / σ one position at a time, followed back by a slow ALTI."""
+    trace = zoo("llama", torch.float64)
+    assert trace.model is not None
+    at, word = 5, 7
+    found = whence.contributions(trace, "alti-logit", target=word, position=at)
+    head, norm = trace.model.model.lm_head, trace.model.model.model.norm
+    last = trace[-1 % len(trace)].block_output[at]
+    direction = (
+        head.weight.detach()[word] * norm.weight.detach() / (last.square().mean() + norm.variance_epsilon).sqrt()
+    )
+    origin = torch.eye(len(trace.tokens), dtype=torch.float64)
+    for i, layer in enumerate(trace.of()):
+        for h in range(len(layer.heads)):
+            for j in range(at + 1):
+                part = layer.attention[h, at, j] * (layer.values[h, j] @ layer.projection.weight[h])
+                assert abs(float(part @ direction - found.extra["direct"][i, h, j])) < 1e-10
+            assert torch.allclose(found.values[i, h], found.extra["direct"][i, h] @ origin, atol=1e-10)
+        parts, _, state = head_expanded(layer)
+        origin = slow_alti(parts, state) @ origin
+
+
+def test_lime_and_shap_of_a_linear_model() -> None:
+    """Scores of an additive model are known: kernel SHAP gives each token's part, LIME gives their order."""
+    pytest.importorskip("captum")
+    pytest.importorskip("sklearn")
+    from whence.mixing.prediction import prediction_of
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=60, hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=40, num_labels=2
+    )
+    model = BertForSequenceClassification(config).eval()
+    trace = traced(model)
+    parts = torch.tensor([0.5, -1.0, 2.0, 0.25, -0.125, 1.0])
+
+    class Additive(torch.nn.Module):
+        config = model.config
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = model.bert.embeddings.word_embeddings
+
+        def forward(self, input_ids: torch.Tensor) -> Any:
+            there = (self.words(input_ids) != 0).any(-1).float()  # baseline "zero": a token that is not there
+            total = there @ parts
+            return SimpleNamespace(logits=torch.stack([total, -total], dim=-1))
+
+    prediction = replace(prediction_of(whence.Model(model), trace, 0, None, None), model=whence.Model(Additive()))
+    values = method_of("kernel-shap")(prediction, baseline="zero", samples=400).values
+    assert torch.allclose(values, parts, atol=1e-3)
+    values = method_of("lime")(prediction, baseline="zero", samples=400).values
+    assert values.argsort().tolist() == parts.argsort().tolist()

@@ -17,7 +17,7 @@ from whence.mixing.decomposition import decompose
 from whence.mixing.flow import maximum_flows
 from whence.mixing.rollout import rollout
 from whence.reading.rerun.substitution import ZeroValues
-from whence.reading.trace import Trace
+from whence.reading.trace import Layer, Trace
 from whence.reading.wiring.block_tail import read_blocks
 from whence.reading.wiring.proof import proof_of
 
@@ -236,3 +236,39 @@ def test_a_trace_from_a_file_needs_its_model_only_where_it_is_run(zoo: Zoo, tmp_
     )
     with pytest.raises(InputError, match="give it with model="):
         whence.contributions(alone, "value-zeroing")
+
+
+def test_attention_and_effective_attention_as_they_are(zoo: Zoo) -> None:
+    """A⊥ = A P, P the orthogonal projection on the columns of T = V W, head by head by its pseudo-inverse."""
+    trace = zoo("bert", torch.float64)
+    assert torch.equal(whence.contributions(trace, "attention").values, trace.attention.mean(1))
+    found = whence.contributions(trace, "effective", constraint="output").values
+    rolled = whence.contributions(trace, "effective-rollout", constraint="output").values
+    for i, layer in enumerate(trace.of()):
+        slow = torch.stack([_effective(layer, head) for head in range(len(layer.heads))]).mean(0)
+        assert torch.allclose(found[i], slow, atol=1e-9)
+        assert torch.allclose(rolled[i], 0.5 * slow + 0.5 * torch.eye(len(slow), dtype=torch.float64), atol=1e-9)
+
+
+def _effective(layer: Layer, head: int) -> torch.Tensor:
+    passed = layer.values[head] @ layer.projection.weight[head]
+    return layer.attention[head] @ passed @ torch.linalg.pinv(passed, rtol=1e-9)
+
+
+def test_effective_of_a_rank_deficient_projection() -> None:
+    """What the output projection drops cannot be told from the output: both functions say the same."""
+    from conformance.zoo import build
+
+    specimen = build("bert")
+    model = specimen.model.to(torch.float64)
+    for block in model.base_model.encoder.layer:
+        block.attention.output.dense.weight.data[:, ::2] = 0  # every second value dimension of each head is dropped
+    trace = whence.trace(model, dict(specimen.inputs))
+    trace = trace if isinstance(trace, Trace) else trace[0]
+    for constraint in ("output", "simplex"):
+        found = whence.contributions(trace, "effective", constraint=constraint).values
+        assert torch.allclose(
+            found, whence.effective_attention(trace, constraint=constraint).values.mean(1), atol=1e-12
+        )
+    slow = torch.stack([torch.stack([_effective(la, h) for h in range(len(la.heads))]).mean(0) for la in trace.of()])
+    assert torch.allclose(whence.contributions(trace, "effective", constraint="output").values, slow, atol=1e-8)

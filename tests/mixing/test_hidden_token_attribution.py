@@ -331,11 +331,15 @@ def test_probes_are_unbiased_and_their_errors_cover(zoo: Zoo) -> None:
     z = (squared.mean(0) - exact.extra["squared"]) / (squared.std(0) / len(runs) ** 0.5)
     assert abs(float(z.mean())) < 1.0
     assert float(z.square().mean()) < 2.0
-    covered = torch.stack([(run.values - exact.values).abs() <= 2 * run.error for run in runs]).double()
-    assert 0.85 < float(covered.mean()) < 0.99  # two standard errors with eight probes: about 0.91
     spread = torch.stack([run.values for run in runs]).std(0)
     told = torch.stack([run.error for run in runs]).mean(0)
-    assert 0.8 < float((told / spread).median()) < 1.2
+    assert 1.0 < float((told / spread).median()) < 1.4  # widened by Student's t, 1.21 for eight probes
+    for probes in (4, 8, 16):
+        many = runs if probes == 8 else [
+            whence.hidden_token_attribution(trace, "probes", probes, seed=seed) for seed in range(40)
+        ]  # fmt: skip
+        covered = torch.stack([(run.values - exact.values).abs() <= 1.96 * run.error for run in many]).double()
+        assert 0.925 < float(covered.mean()) < 0.985, probes
 
 
 def test_a_seed_gives_the_same_probes_for_any_budget(zoo: Zoo) -> None:
@@ -442,3 +446,9 @@ def test_every_two_tokens_are_told_apart(n: int) -> None:
     apart = (member[:, None] & ~member[:, :, None]).any(0)  # [j, m]: a set with m and without j
     assert bool((apart | torch.eye(n, dtype=torch.bool)).all())
     assert len(member) <= max(2, 2 * math.ceil(math.log2(n + 1)))
+
+
+def test_before_a_norm_that_is_not_the_last_step_is_refused(zoo: Zoo) -> None:
+    """ALBERT's embeddings are normed, then mapped to another width."""
+    with pytest.raises(InputError, match="through a norm and then through something else"):
+        whence.hidden_token_attribution(zoo("albert"), embeddings="before")

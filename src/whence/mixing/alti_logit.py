@@ -160,7 +160,7 @@ def _read_out(trace: Trace, model: Model, word: int, other: int | None, at: int)
     stack = trace.of()
     assert trace.logits is not None
     last = stack.layers[-1].block_output
-    head = getattr(model.model, "get_output_embeddings", lambda: None)()
+    head: Any = getattr(model.model, "get_output_embeddings", lambda: None)()
     final = None if head is None else _head_input(model, trace, head)
     if final is None or final.shape[0] != len(stack.tokens) or not isinstance(getattr(head, "weight", None), Tensor):
         raise WiringError(

@@ -126,7 +126,8 @@ def contributions(
     if isinstance(trace, Trace):
         first = {given: results[given][0] for given in entries}
         return first[method] if isinstance(method, str) else first
-    return results[method] if isinstance(method, str) else {given: results[given] for given in entries}  # type: ignore[return-value]
+    in_order: dict[str, Any] = {given: results[given] for given in entries}
+    return in_order[method] if isinstance(method, str) else in_order
 
 
 BY_LAYER = ("matrix", "contributions")

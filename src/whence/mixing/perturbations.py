@@ -70,7 +70,8 @@ def _sampled(
         raise MissingExtraError(f"method {name!r} also needs scikit-learn: pip install 'whence[explain]'.") from problem
     special = text.special
     # Special tokens are one feature, number 0, which never changes.
-    features = torch.where(special, 0, (~special).cumsum(0))[None, :, None].expand_as(text.embedded)
+    numbers = torch.where(special, 0, (~special).cumsum(0) - int(not bool(special.any())))
+    features = numbers[None, :, None].expand_as(text.embedded)
     count = samples or max(64, 8 * len(text.tokens))
     with evaluating(prediction.model.model), torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ def _prove(model: Model, trace: Trace, final: Tensor, position: int | None, weig
             continue
         moved = torch.where(rows[:, None].to(final.device), noise, torch.zeros_like(noise))
         with torch.no_grad():
-            logits = _run(model, trace, final, lambda t, by=moved: t + by.to(t))
+            logits = _run(model, trace, final, partial(_add, moved))
         logits = (logits[0] if position is None else logits[0, position]).double()
         change = float((logits - plain.to(logits)).abs().max() / plain.abs().max().clamp(min=1e-30))
         if (change > 1e-4) is not read:
@@ -79,6 +80,10 @@ def _prove(model: Model, trace: Trace, final: Tensor, position: int | None, weig
                 f"moving {'the row that counts most' if read else 'rows that count for nothing'} changed the logits by "
                 f"{change:.1e}",
             )
+
+
+def _add(step: Tensor, states: Tensor) -> Tensor:
+    return states + step.to(states)
 
 
 def _unseen(model: Model, why: str) -> WiringError:

@@ -17,6 +17,7 @@ from whence.mixing.contributions import LAYER, Contributions
 from whence.mixing.layerwise import single
 from whence.mixing.mixture import check_rows, normalise_rows
 from whence.mixing.progress import Progress, bar
+from whence.mixing.raised import in_float32
 from whence.reading.capture.recorder import Edit
 from whence.reading.inputs import Prepared
 from whence.reading.rerun.replay import block_handles, repeated, replay
@@ -38,8 +39,9 @@ def value_zeroing(
     Every block runs once on a batch of n copies of its own traced input, copy j without the value of token j, on the
     path that the model itself takes; `memory` limits how many copies run at once.
     """
+    single(trace, attention, "value-zeroing")
+    trace, chosen, settings = in_float32(trace, trace.with_model(model))
     stack = single(trace, attention, "value-zeroing")
-    chosen = trace.with_model(model)
     proof = prove_model(chosen, Prepared(dict(trace.inputs), trace.tokens))
     wanted = {layer.index for layer in stack}
     sites = [site for site in proof.of(stack.name) if site.layer in wanted]
@@ -54,7 +56,7 @@ def value_zeroing(
         stack.layers[0].attention.dtype if stack.layers[0].attention.dtype == torch.float64 else torch.float32
     )
     rows, degenerate = zip(*(normalise_rows(layer.clamp(min=0)) for layer in scores), strict=True)
-    settings = {} if trace.mixes is None else {"mixes": trace.mixes}
+    settings |= {} if trace.mixes is None else {"mixes": trace.mixes}
     return Contributions.of_stack(
         stack,
         check_rows(torch.stack(rows), "value-zeroing"),

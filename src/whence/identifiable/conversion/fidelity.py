@@ -123,15 +123,12 @@ def compare(
     converted: nn.Module,
     corpus: Corpus,
     made: dict[str, list[list[int]]],
-    attention_texts: int = 16,
 ) -> tuple[AtLength, ...]:
     """Fidelity on every group of pieces that `groups` made."""
-    return tuple(_line(name, original, converted, corpus, pieces, attention_texts) for name, pieces in made.items())
+    return tuple(_line(name, original, converted, corpus, pieces) for name, pieces in made.items())
 
 
-def _line(
-    name: str, original: nn.Module, converted: nn.Module, corpus: Corpus, pieces: list[list[int]], attention_texts: int
-) -> AtLength:
+def _line(name: str, original: nn.Module, converted: nn.Module, corpus: Corpus, pieces: list[list[int]]) -> AtLength:
     ours, theirs = final_states(converted, corpus, pieces), final_states(original, corpus, pieces)
     cosine = torch.cat([functional.cosine_similarity(a, b, dim=-1) for a, b in zip(ours, theirs, strict=True)])
     e_ours, e_theirs = embeddings(ours), embeddings(theirs)
@@ -139,7 +136,7 @@ def _line(
     kept = (
         (neighbours(e_ours) == neighbours(e_theirs)).double().mean() if len(pieces) > 2 else torch.tensor(float("nan"))
     )
-    divergence = [attention_kl(original, converted, corpus, piece) for piece in pieces[:attention_texts]]
+    divergence = [attention_kl(original, converted, corpus, piece) for piece in pieces]
     return AtLength(
         length=name,
         texts=len(pieces),
