@@ -115,7 +115,9 @@ def certify(
         # A tolerance is meant on what the head adds to the block's output, so it is put on T = V W.
         kind = measured_in(values.dtype)
         values = pad(found.values[place], (0, 0, 0, len(weights) - found.values.shape[1])).to(kind)
-        values = values @ found.projection.weight[place].to(kind)
+        projection = found.row_projection
+        turned = values if projection.rows is None else values @ projection.rows[row].to(kind)
+        values = turned @ projection.weight[place].to(kind)
     plain = certify_row(weights, values, top=top, tolerance=tolerance, visible=visible, orders=orders)
     return TokenCertificate(
         **{name: getattr(plain, name) for name in plain.__dataclass_fields__},

@@ -35,6 +35,7 @@ def identifying_values(layer: Layer) -> Tensor:
     projection = layer._projection
     if projection is None or projection.full_rank:
         return values
+    projection = layer.projection  # refused where every row has a map of its own
     left, singular, _ = torch.linalg.svd(projection.weight.to(torch.float64), full_matrices=False)
     passed = singular > singular[..., :1] * weight_rank_tolerance(projection.weight.dtype)
     projected: Tensor = layer.values.to(torch.float64) @ (left * passed[:, None])

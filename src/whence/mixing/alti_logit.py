@@ -131,7 +131,9 @@ def alti_logit(
 
 def _heads(layer: Layer, direction: Tensor, at: int) -> Tensor:
     """(head, position): direction · what position j gave through head h."""
-    weight = layer.projection.weight.to(direction)
+    projection = layer.row_projection
+    weight = projection.weight.to(direction)
+    weight = weight if projection.rows is None else projection.rows[at].to(direction) @ weight
     if layer.branch_norm is not None:
         weight = layer.branch_norm.linear(weight) / layer.branch_norm.scale(layer.projected[at].to(direction))
     if layer.branch_scale is not None:
@@ -143,7 +145,7 @@ def _heads(layer: Layer, direction: Tensor, at: int) -> Tensor:
 def _constant(layer: Layer, at: int) -> Tensor:
     """(d,): what the attention block adds whatever it looks at: output and norm biases."""
     like = layer.block_input[at]
-    bias = layer.projection.bias
+    bias = layer.row_projection.bias
     constant = torch.zeros_like(like) if bias is None else bias.to(like)
     if layer.branch_norm is not None:
         norm = layer.branch_norm

@@ -24,6 +24,7 @@ from torch import Tensor
 from whence.errors import InputError, WiringError
 from whence.reading.trace import Layer
 from whence.reading.wiring.norms import Norm
+from whence.reading.wiring.row_map import turn
 
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 6e-2}
 """How far the parts may be from the model's own state, relative; 1e-4 for float32 and float64."""
@@ -169,10 +170,12 @@ def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
             f"layer {layer.index} has {queries} queries and {keys} keys: it looks at other tokens "
             "than its own, and is read together with the decoder it belongs to."
         )
-    weight = to(layer.projection.weight)  # (head, d_v, d)
-    projected = joined(to(layer.outputs)) @ weight.flatten(0, 1)
+    projection = layer.row_projection
+    weight, outputs = to(projection.weight), to(layer.outputs)  # (head, d_v, d), (head, query, d_v)
+    outputs = outputs if projection.rows is None else turn(outputs, projection.rows)
+    projected = joined(outputs) @ weight.flatten(0, 1)
     own = to(layer.own)
-    bias = own.new_zeros(own.shape[-1]) if layer.projection.bias is None else to(layer.projection.bias)
+    bias = own.new_zeros(own.shape[-1]) if projection.bias is None else to(projection.bias)
     scale: Tensor | None = None
     if layer.branch_norm is not None:
         norm = layer.branch_norm
@@ -189,9 +192,26 @@ def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
         weight, own, bias = norm.linear(weight), norm.linear(own).mul_(factor), norm.linear(bias) * factor
         bias = bias if norm.bias is None else bias + to(norm.bias)
     _check(layer, state)
-    return Decomposition(
-        attention, to(layer.values), weight, scale, own, bias.expand_as(state), state, layer.causal, crossed
-    )
+    values = to(layer.values)
+    if projection.rows is not None:
+        attention, values, weight = _separated(attention, values, weight, projection.rows)
+    return Decomposition(attention, values, weight, scale, own, bias.expand_as(state), state, layer.causal, crossed)
+
+
+def _separated(attention: Tensor, values: Tensor, weight: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads whose outputs are turned row by row, as more heads that are not.
+
+    L_i = Σ_m c_m(i) B_m with few fixed matrices B_m (a rotation of d_v numbers has d_v of them), so that
+    A_ij V_j L_i W = Σ_m (c_m(i) A_ij) (V_j B_m) W: head (h, m) has the weights c_m(i) A_ij, of either sign.
+    """
+    count, size = rows.shape[0], rows.shape[-1]
+    left, singular, right = torch.linalg.svd(rows.to(torch.float64).flatten(1), full_matrices=False)
+    rank = int((singular > singular[0] * 1e-7).sum())
+    factors = (left[:, :rank] * singular[:rank]).T.to(attention)  # (m, query)
+    basis = right[:rank].reshape(rank, size, size).to(values)
+    attention = (attention[:, None] * factors[None, :, :count, None]).flatten(0, 1)
+    values = torch.einsum("hkv,mvw->hmkw", values, basis).flatten(0, 1)
+    return attention, values, weight.repeat_interleave(rank, dim=0)
 
 
 def _check(layer: Layer, state: Tensor) -> None:

@@ -40,7 +40,10 @@ class Norms:
         """(query, source), and which rows are degenerate."""
         decomposition = layer.decomposition
         if not self.residual:
-            weight = layer.layer.projection.weight.detach().to(decomposition.weight)
+            weight = layer.layer.row_projection.weight.detach().to(decomposition.weight)
+            weight = weight.repeat_interleave(
+                len(decomposition.weight) // len(weight), dim=0
+            )  # turned rows: more heads
             decomposition = replace(decomposition, weight=weight, scale=None)
         return normalise_rows(part_norms(decomposition, residual=self.residual), crossed=layer.crossed)
 

@@ -88,11 +88,26 @@ class Layer:
         return self._kept(self._outputs, "outputs")
 
     @property
-    def projection(self) -> Projection:
-        """The output projection: weight [head, d_v, d] and bias [d]."""
+    def row_projection(self) -> Projection:
+        """The output projection, with a map L of its own for every row where the model turns its head outputs first."""
         if self._projection is None:
             raise WiringError(f"layer {self.index}: the output projection was not proved: {self.reason}")
         return self._projection
+
+    @property
+    def projection(self) -> Projection:
+        """The output projection: weight [head, d_v, d] and bias [d], the same for every row.
+
+        Refused where it is not, so that no measure leaves out the rotation (`row_projection` has it).
+        """
+        projection = self.row_projection
+        if projection.rows is not None:
+            raise WiringError(
+                f"layer {self.index}: the head outputs are turned row by row (rotary values) before they are "
+                "projected, which this measure does not follow; certificates, effective attention, rollout, norms, "
+                "ALTI, GlobEnc and ALTI-Logit do."
+            )
+        return projection
 
     @property
     def transformed_values(self) -> Tensor:
@@ -117,7 +132,7 @@ class Layer:
     @property
     def projected(self) -> Tensor:
         """[query, d]: the attention block's output, all heads through the projection with its bias."""
-        return self.projection(self.outputs)
+        return self.row_projection(self.outputs)
 
     @property
     def branch(self) -> Tensor:
@@ -205,7 +220,7 @@ class Layer:
             sink=pick(self.sink),
             visible=pick(visible) if visible is not None and visible.dim() == 3 and visible.shape[0] == n else visible,
             bias=pick(self.bias) if self.bias is not None and self.bias.shape[0] == n else self.bias,
-            _projection=None if projection is None else Projection(pick(projection.weight), projection.bias),
+            _projection=None if projection is None else replace(projection, weight=pick(projection.weight)),
         )
 
     def _map(self, move: Any) -> Layer:
@@ -213,7 +228,7 @@ class Layer:
             if isinstance(value, Tensor):
                 return move(value)
             if isinstance(value, Projection):
-                return Projection(move(value.weight), None if value.bias is None else move(value.bias))
+                return Projection(*(None if t is None else move(t) for t in (value.weight, value.bias, value.rows)))
             if isinstance(value, Norm):
                 weight, bias = (None if t is None else move(t) for t in (value.weight, value.bias))
                 return Norm(weight, bias, value.eps, value.centred, value.offset)

@@ -19,8 +19,9 @@ def pack(key: str, value: Any, tensors: dict[str, Tensor], plain: dict[str, Any]
         plain[part] = {"tensor": key}
     elif isinstance(value, Projection):
         tensors[f"{key}.weight"] = value.weight
-        if value.bias is not None:
-            tensors[f"{key}.bias"] = value.bias
+        for name, tensor in (("bias", value.bias), ("rows", value.rows)):
+            if tensor is not None:
+                tensors[f"{key}.{name}"] = tensor
         plain[part] = {"projection": key}
     elif isinstance(value, Norm):
         for name, tensor in (("weight", value.weight), ("bias", value.bias)):
@@ -41,7 +42,7 @@ def unpack(key: str, value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, dict) and "tensor" in value:
         return tensors[value["tensor"]]
     if isinstance(value, dict) and "projection" in value:
-        return Projection(tensors[f"{key}.weight"], tensors.get(f"{key}.bias"))
+        return Projection(tensors[f"{key}.weight"], tensors.get(f"{key}.bias"), tensors.get(f"{key}.rows"))
     if isinstance(value, dict) and "norm" in value:
         return Norm(
             tensors.get(f"{key}.weight"), tensors.get(f"{key}.bias"), value["eps"], value["centred"], value["offset"]

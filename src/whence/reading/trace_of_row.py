@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from whence.reading.labels import Tokens
 from whence.reading.rerun.run import Outcome
 from whence.reading.trace import Layer, Stack, Trace
 from whence.reading.wiring.dataflow import times
+from whence.reading.wiring.projection import Projection
 from whence.reading.wiring.proof import AttentionSite, Proof, check_weights, is_causal
 from whence.reading.wiring.residual import Handle, Side
 from whence.results.provenance import Provenance
@@ -122,6 +124,14 @@ def _labels(model: Model, prepared: Prepared, target: bool, n: int) -> Tokens:
     return Tokens.positions(max(n, 0))
 
 
+def _projection(site: AttentionSite, outcome: Outcome, row: int, n_query: int) -> Projection | None:
+    """The site's projection, with the maps of this text's own rows where rows are turned before they are projected."""
+    if site.projection is None or site.projection.rows is None:
+        return site.projection
+    rows = outcome.row_maps.get(site.number)
+    return None if rows is None else replace(site.projection, rows=rows[row, :n_query])
+
+
 def _layer(
     site: AttentionSite,
     call: Call,
@@ -178,7 +188,7 @@ def _layer(
         _block_input=None if wiring is None else state(wiring.residual),
         _after_attention=None if wiring is None else state(wiring.after),
         _block_output=None if wiring is None else state(site.block_output),
-        _projection=site.projection,
+        _projection=_projection(site, outcome, row, n_query),
         wiring=None if wiring is None else wiring.kind,
         norm=None if wiring is None else wiring.norm,
         branch_norm=None if wiring is None else wiring.branch_norm,

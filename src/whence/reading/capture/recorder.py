@@ -59,6 +59,7 @@ class AttentionRecorder:
     calls: list[Call] = field(default_factory=list)
     count: int = 0
     busy: bool = False  # inside an attention call that will be reported
+    follow: bool = False  # hold the very tensors that the model goes on with, too
 
     def begin(self) -> tuple[int, Sequence[Edit]]:
         number = self.count
@@ -80,6 +81,7 @@ class AttentionRecorder:
                 bias=call.bias if "keys" in wanted else None,
                 cap=call.cap,
                 sink=call.sink,
+                node=call.node if self.follow else None,
             )
         self.calls.append(call)
 

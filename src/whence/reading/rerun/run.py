@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,8 +16,10 @@ from whence.reading.capture.attach import accepted, attached, picking_up
 from whence.reading.capture.recorder import AttentionRecorder, Call, Edit
 from whence.reading.inputs import Prepared, beginning
 from whence.reading.trace import KEEP
+from whence.reading.wiring.op_graph import OpGraph
 from whence.reading.wiring.proof import Proof, proof_of
 from whence.reading.wiring.residual import Handle
+from whence.reading.wiring.row_map import find_row_map
 
 
 def prove_model(model: Model, prepared: Prepared) -> Proof:
@@ -43,6 +45,7 @@ class Outcome:
     states: Mapping[Handle, Tensor]
     final_states: Tensor | None
     batch: Mapping[str, Tensor]
+    row_maps: Mapping[int, Tensor] = field(default_factory=dict)  # by call: what turns head outputs, row by row
 
     @property
     def sequences(self) -> int:
@@ -64,8 +67,13 @@ def run(
         inputs.pop("output_hidden_states")
     recorder = AttentionRecorder(edits=edits or {}, keep=None if wanted >= frozenset(KEEP) else lambda _: wanted)
     handles = _handles(proof) if "states" in wanted else []
+    turned = [s.number for s in proof.sites if s.projection is not None and s.projection.rows is not None]
+    recorder.follow = bool(turned)
+    graph = OpGraph(size)
     final: list[Tensor] = []
     with ExitStack() as stack:
+        if turned:
+            stack.enter_context(graph)
         stack.enter_context(attached(model.model, proof.capture, recorder, size))
         states = stack.enter_context(picking_up(model.model, handles))
         stack.callback(_watch_final(model.model, final).remove)
@@ -75,7 +83,19 @@ def run(
             f"{model.name} made {len(recorder.calls)} attention calls on this input and {len(proof.sites)} when it was proved: "
             "its computation depends on the input, so the proof does not cover this one."
         )
-    return Outcome(output, recorder.calls, states, final[-1] if final else None, batch)
+    maps = {}
+    for number in turned:
+        rows = _row_map(graph, recorder.calls[number], proof.sites[number].heads, proof.tolerance)
+        maps |= {} if rows is None else {number: rows}
+    return Outcome(output, recorder.calls, states, final[-1] if final else None, batch, maps)
+
+
+def _row_map(graph: OpGraph, call: Call, heads: int, tolerance: float) -> Tensor | None:
+    """L (batch, query, d_v, d_v) of this very pass; None where attention was edited, so that nothing can be followed."""
+    if call.node is None:
+        return None
+    start = graph.node(call.node)
+    return find_row_map(start, start.value.shape[0], heads, tolerance).rows
 
 
 def _handles(proof: Proof) -> list[Handle]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,14 +23,20 @@ from whence.reading.wiring.dataflow import (
     origins,
 )
 from whence.reading.wiring.op_graph import Node, Op, deviation, flat
+from whence.reading.wiring.row_map import find_row_map, turn
 
 
 @dataclass(frozen=True)
 class Projection:
-    """The output projection: head h adds z_h · weight[h] to the block's output, and bias is added once."""
+    """The output projection: head h adds z_h · weight[h] to the block's output, and bias is added once.
+
+    rows: where the head outputs go through a map that differs from row to row first (rotary values are turned back),
+    row i adds z_hi · rows[i] · weight[h]. It belongs to the rows of one pass.
+    """
 
     weight: Tensor  # (head, d_v, d)
     bias: Tensor | None  # (d,)
+    rows: Tensor | None = None  # (query, d_v, d_v)
 
     @cached_property
     def full_rank(self) -> bool:
@@ -47,6 +53,7 @@ class Projection:
 
     def __call__(self, heads: Tensor) -> Tensor:
         """(head, query, d_v) → (query, d)"""
+        heads = heads if self.rows is None else turn(heads, self.rows)
         out = torch.einsum("hqv,hvd->qd", heads, self.weight.to(heads))
         return out if self.bias is None else out + self.bias.to(out)
 
@@ -181,9 +188,13 @@ def find_projection(start: Node, heads: Tensor, tolerance: float) -> tuple[Proje
     sources = {id(n) for n in closure(start)}
     shape = (heads.shape[0], heads.shape[2])
     best: tuple[Projection, Node, float] | None = None
+    grouped = False
     for node in _narrows(start):
         op = node.producer
         assert op is not None
+        grouped = op.name == "bmm" or (grouped and op.name in PASSIVE)
+        if grouped:  # groups of heads are still side by side: the matrix that mixes them follows
+            continue
         if best is not None and not (op.name in ADD and any(map(_constant, op.inputs))):
             return best  # a bias of its own, added after the matrix, belongs to the projection; nothing else does
         summed = _as_added(op, node, heads.shape[0], heads.shape[2])
@@ -217,6 +228,13 @@ def find_projection(start: Node, heads: Tensor, tolerance: float) -> tuple[Proje
     raise NotRecognised(
         f"no linear map of the head outputs alone was found; they go into: {', '.join(dict.fromkeys(tried))}{hint}"
     )
+
+
+def find_turned_projection(start: Node, heads: Tensor, batch: int, tolerance: float) -> tuple[Projection, Node, float]:
+    """The same where the head outputs are turned, row by row, before they are projected."""
+    turned = find_row_map(start, batch, heads.shape[0], tolerance)
+    projection, out, error = find_projection(turned.node, turned(heads), tolerance)
+    return replace(projection, rows=turned.rows.flatten(0, 1)), out, error
 
 
 def _narrows(start: Node, most: int = 200) -> Iterator[Node]:
@@ -254,6 +272,8 @@ def as_linear(op: Op, node: Node, heads: int, size: int) -> Projection | None:
         groups = argument(a, kw, 6, "groups") or 1
         weight = torch.block_diag(*kernel.chunk(groups)).T if groups > 1 else kernel.T
         bias = argument(a, kw, 2, "bias")
+    elif op.name == "bmm" and _is(a, 0, node):  # groups of heads side by side, each with a matrix of its own
+        weight = torch.block_diag(*a[1]) if a[1].shape[0] * a[1].shape[1] == heads * size else None
     elif op.name == "einsum":
         weight = _einsum_weight(op, node, heads, size)
     if weight is None or weight.dim() != 2 or weight.shape[0] != heads * size:

@@ -28,7 +28,7 @@ from whence.reading.capture.untouched import evaluating
 from whence.reading.wiring.dataflow import NotRecognised, ancestors, closure, origins
 from whence.reading.wiring.intervention import Claim, intervene
 from whence.reading.wiring.op_graph import Node, Op, OpGraph, deviation, walk
-from whence.reading.wiring.projection import Projection, find_projection
+from whence.reading.wiring.projection import Projection, find_projection, find_turned_projection
 from whence.reading.wiring.residual import (
     Handle,
     Wiring,
@@ -336,7 +336,7 @@ def _read_site(graph: OpGraph, call: Call, tolerance: float) -> tuple[float, Wir
         return error_a, nothing
     heads = call.output[0] if call.output.shape[0] == 1 else call.output.transpose(0, 1).flatten(1, 2)
     try:
-        projection, projected, error_b = find_projection(graph.node(call.node), heads, tolerance)
+        projection, projected, error_b = _projection(graph.node(call.node), heads, call.output.shape[0], tolerance)
     except NotRecognised as problem:
         return error_a, _reasons(nothing, str(problem), "needs the output projection")
     source = graph.node(call.query if call.query is not None else call.value)
@@ -345,6 +345,16 @@ def _read_site(graph: OpGraph, call: Call, tolerance: float) -> tuple[float, Wir
     except NotRecognised as problem:
         found = _reasons(nothing, None, str(problem))
     return error_a, with_projection(found, projection, projected, error_b)
+
+
+def _projection(start: Node, heads: Tensor, batch: int, tolerance: float) -> tuple[Projection, Node, float]:
+    try:
+        return find_projection(start, heads, tolerance)
+    except NotRecognised as problem:
+        try:
+            return find_turned_projection(start, heads, batch, tolerance)
+        except NotRecognised as second:
+            raise NotRecognised(f"{problem}; {second}") from None
 
 
 def _reasons(found: WiringEvidence, b: str | None, c: str | None) -> WiringEvidence:
@@ -417,7 +427,10 @@ def _keys_error(call: Call) -> float | None:
         scores = scores + call.bias.to(torch.float64)
     if call.visible is not None:
         scores = scores.masked_fill(~call.visible, -torch.inf)
-    return deviation(torch.softmax(scores, dim=-1), call.weights)
+    weights = torch.softmax(scores, dim=-1)
+    if call.sink is not None:  # the rest of every row is the sink's
+        weights = weights * (1 - call.sink.to(torch.float64)[..., None])
+    return deviation(weights, call.weights)
 
 
 def _stacks(
