@@ -204,7 +204,7 @@ def _grad(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_attention_wholly_on_a_few_tokens(seed: int) -> None:
-    """Then nothing in a row stands still when they move: such pairs have to be asked for one by one."""
+    """Then nothing in a row stands still when they move: such pairs have to be tried one by one."""
     from transformers import DebertaV2Config, DebertaV2Model
 
     torch.manual_seed(seed)
@@ -280,13 +280,13 @@ def test_a_wrong_folding_is_not_used(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) 
 
     def wrong(layer: object, reading: object, scores: object) -> object:
         fold = honest(layer, reading, scores)  # type: ignore[arg-type]
-        return replace(fold, across=fold.across * 1.01)
+        return replace(fold, d_residual=fold.d_residual * 1.01)
 
     def wrong_at_one_token(layer: Any, reading: object, scores: object) -> object:
         fold = honest(layer, reading, scores)  # type: ignore[arg-type]
-        across = fold.across.clone()
-        across[5] *= 1.01 if layer.index == 0 else 1.0
-        return replace(fold, across=across)
+        d_residual = fold.d_residual.clone()
+        d_residual[5] *= 1.01 if layer.index == 0 else 1.0
+        return replace(fold, d_residual=d_residual)
 
     monkeypatch.setattr(sweeping, "fold_read", wrong_at_one_token)
     mixed = whence.hidden_token_attribution(trace, "exact")

@@ -8,7 +8,7 @@ attention joins positions; all the rest is one matrix per position (row vectors,
 
 (the query's own part of δz is inside F; s and f′: `whence.mixing.jacobian.scores`). Where the block's parts were read
 (`whence.reading.wiring.block_tail`) the matrices are written down; elsewhere they are taken from the model itself by forward
-mode, all positions and layers at once, with every block cut loose from the one before.
+mode, all positions and layers at once, with every block reading its own recorded input.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from whence.reading.wiring.norms import Norm
 
 @dataclass(frozen=True)
 class Fold:
-    """One block at one text. Rows are positions: across (n, d, d), outward (n, head·d_v, d)."""
+    """One block at one text. Rows are positions: d_residual (n, d, d), d_heads (n, head·d_v, d)."""
 
-    across: Tensor
-    outward: Tensor
+    d_residual: Tensor
+    d_heads: Tensor
     keys: Tensor  # (d, kv head · d_k), or (n, d, kv head · d_k) where it depends on the position
     values: Tensor  # (d, kv head · d_v), likewise
     norm_in: Norm | None  # keys and values read the input through this norm
     block_input: Tensor  # (n, d)
     attention: Tensor  # (head, n, n)
-    reacting: Tensor  # (head, n, n): A ⊙ f′
+    softmax_slope: Tensor  # (head, n, n): A ⊙ f′
     queries: Tensor  # (head, n, d_k), the scale in them
     heads: Tensor  # values, (head, n, d_v)
     outputs: Tensor  # (head, n, d_v)
@@ -71,14 +71,14 @@ class Fold:
             scores = torch.einsum("hid,chd->hic", self.queries, key)
         else:
             scores = torch.einsum("hicd,chd->hic", self.pairs[:, :, source], key)
-        scores = scores * self.reacting[:, :, source]
+        scores = scores * self.softmax_slope[:, :, source]
         mixed = weights[..., None] * value.transpose(0, 1)[:, None]  # (head, n, c, d_v)
         mixed = mixed + scores[..., None] * (self.heads[:, source][:, None] - self.outputs[:, :, None])
         mixed = mixed.permute(1, 2, 0, 3)  # (n, c, head, d_v)
-        out = torch.bmm(mixed.flatten(2), self.outward)
+        out = torch.bmm(mixed.flatten(2), self.d_heads)
         for token in source.unique().tolist():
             at = (source == token).nonzero()[:, 0]
-            out[token, at] += tangent[at] @ self.across[token]
+            out[token, at] += tangent[at] @ self.d_residual[token]
         return out, mixed
 
     def __call__(self, tangent: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ class Fold:
             # One product per key, written where row and key are the outer axes.
             met = torch.matmul(self.pairs.transpose(1, 2), key.permute(2, 0, 3, 1))  # (head, key, query, c)
             weights = met.transpose(1, 2).contiguous()
-        weights.mul_(self.reacting[..., None])
+        weights.mul_(self.softmax_slope[..., None])
         # One product gives Σ_m w_m v_m and Σ_m w_m: the values with a row of ones below them.
         lifted = torch.cat([self.heads, self.heads.new_ones(count, n, 1)], dim=-1).transpose(1, 2)
         moved = torch.matmul(lifted[:, None], weights)  # (head, n, d_v + 1, c)
@@ -101,10 +101,10 @@ class Fold:
         flat_value = value.permute(2, 0, 1, 3).reshape(count, n, columns * size)
         mixed = torch.bmm(self.attention, flat_value).view(count, n, columns, size) + moved.transpose(2, 3)
         mixed = mixed.permute(1, 2, 0, 3)
-        return torch.baddbmm(torch.bmm(tangent, self.across), mixed.flatten(2), self.outward), mixed
+        return torch.baddbmm(torch.bmm(tangent, self.d_residual), mixed.flatten(2), self.d_heads), mixed
 
-    def asked(self, tangent: Tensor) -> Tensor:
-        """(n, c, d) → (n, c, head, d_v): the query's own part of δz, which `across` already holds for δo."""
+    def query_part(self, tangent: Tensor) -> Tensor:
+        """(n, c, d) → (n, c, head, d_v): the query's own part of δz, which `d_residual` already holds for δo."""
         made: Tensor = torch.bmm(tangent, self.query).unflatten(-1, (self.heads.shape[0], -1))
         return made
 
@@ -112,7 +112,7 @@ class Fold:
     def bytes(self) -> int:
         return sum(
             t.numel() * t.element_size()
-            for t in (self.across, self.outward, self.keys, self.values, self.query, self.pairs)
+            for t in (self.d_residual, self.d_heads, self.keys, self.values, self.query, self.pairs)
             if t is not None
         )
 
@@ -143,7 +143,7 @@ def fold_read(layer: Layer, reading: Reading, scores: Scores) -> Fold:
     state = total if layer.norm is None else layer.norm(total)
     query_map, key_map, value_map = (m.weight.to(r) for m in reading.maps)
     covariance = _covariance(layer, scores)  # (n, head, d_k, d_v)
-    across, outward = r.new_empty(n, width, width), r.new_empty(n, len(weight), width)
+    d_residual, d_heads = r.new_empty(n, width, width), r.new_empty(n, len(weight), width)
     query = r.new_empty(n, width, len(weight))
     per_head = query_map.unflatten(-1, (covariance.shape[1], -1)).transpose(0, 1).contiguous()  # (head, d, d_k)
     for first in range(0, n, _TOGETHER):
@@ -154,24 +154,24 @@ def fold_read(layer: Layer, reading: Reading, scores: Scores) -> Fold:
         onward = weight.expand(at.stop - first, *weight.shape)
         if layer.branch_norm is not None:
             onward = norm_tangent(layer.branch_norm, projected[at], onward)
-        torch.bmm(times(onward, layer.branch_scale), base, out=outward[at])
-        asked = torch.matmul(per_head, covariance[at]).transpose(1, 2).flatten(2)  # (many, d, head · d_v)
+        torch.bmm(times(onward, layer.branch_scale), base, out=d_heads[at])
+        query_part = torch.matmul(per_head, covariance[at]).transpose(1, 2).flatten(2)  # (many, d, head · d_v)
         if reading.norm_in is not None:
-            asked = _norm_matrix_times(reading.norm_in, r[at], asked)
-        query[at] = asked
+            query_part = _norm_matrix_times(reading.norm_in, r[at], query_part)
+        query[at] = query_part
         carried = layer.residual_scale
         carried = carried[:, None] if isinstance(carried, Tensor) and carried.dim() == 1 else carried
-        torch.baddbmm(times(base, carried), asked, outward[at], out=across[at])
+        torch.baddbmm(times(base, carried), query_part, d_heads[at], out=d_residual[at])
     queries = layer.queries * scores.scale
     return Fold(
-        across,
-        outward,
+        d_residual,
+        d_heads,
         key_map,
         value_map,
         reading.norm_in,
         r,
         layer.attention,
-        scores.reacting,
+        scores.softmax_slope,
         queries,
         layer.values,
         layer.outputs,
@@ -229,7 +229,7 @@ def _slope(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 def _covariance(layer: Layer, scores: Scores) -> Tensor:
     """(n, head, d_k, d_v): s Σ_m A_jm f′ k_m (v_m − z_j)ᵀ, with κ_jm for k_m where the scores are of pairs."""
-    attention, v, z = (t.to(layer.block_input) for t in (scores.reacting, layer.values, layer.outputs))
+    attention, v, z = (t.to(layer.block_input) for t in (scores.softmax_slope, layer.values, layer.outputs))
     k = (layer.keys if scores.by_query is None else scores.by_query).to(layer.block_input)
     seen = v.new_empty(attention.shape[1], attention.shape[0], k.shape[-1], v.shape[2])
     for head in range(attention.shape[0]):
@@ -242,59 +242,59 @@ def _covariance(layer: Layer, scores: Scores) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Loose:
-    """One block cut loose: ∂o/∂r with the head outputs held, ∂o/∂z, and how its queries, keys and values move with r.
+class BlockJacobians:
+    """One block by itself: ∂o/∂r with the head outputs held, ∂o/∂z, and how its queries, keys and values move with r.
 
-    across (n, d, d), outward (n, head·d_v, d), maps (n, d, head · size) each.
+    d_residual (n, d, d), d_heads (n, head·d_v, d), maps (n, d, head · size) each.
     """
 
-    across: Tensor
-    outward: Tensor
+    d_residual: Tensor
+    d_heads: Tensor
     maps: tuple[Tensor, Tensor, Tensor]
 
     def fold(self, layer: Layer, scores: Scores) -> Fold:
         """Joined with how the scores react."""
         dtype, count = layer.block_input.dtype, layer.outputs.shape[0]
-        asked, key, value = self.maps
-        per_head = asked.unflatten(-1, (count, -1)).transpose(1, 2)  # (n, head, d, d_k)
+        query_part, key, value = self.maps
+        per_head = query_part.unflatten(-1, (count, -1)).transpose(1, 2)  # (n, head, d, d_k)
         query = torch.matmul(per_head, _covariance(layer, scores)).transpose(1, 2).flatten(2)
-        folded = torch.baddbmm(self.across, query, self.outward)
-        attention, reacting, queries, heads, outputs = (
+        folded = torch.baddbmm(self.d_residual, query, self.d_heads)
+        attention, softmax_slope, queries, heads, outputs = (
             t.to(dtype)
-            for t in (layer.attention, scores.reacting, layer.queries * scores.scale, layer.values, layer.outputs)
+            for t in (layer.attention, scores.softmax_slope, layer.queries * scores.scale, layer.values, layer.outputs)
         )
         return Fold(
-            folded, self.outward, key, value, None, layer.block_input, attention, reacting, queries, heads, outputs,
+            folded, self.d_heads, key, value, None, layer.block_input, attention, softmax_slope, queries, heads, outputs,
             query, scores.by_key,
         )  # fmt: skip
 
 
-def cut_loose(runner: Runner, chunk: int = 64) -> list[Loose]:
+def block_jacobians(runner: Runner, chunk: int = 64) -> list[BlockJacobians]:
     """Every block from the model's own forward mode: one direction at all positions at once."""
     layers = runner.layers
     n, width = layers[0].block_input.shape
     dtype = layers[0].block_input.dtype
     eye = torch.eye(width, dtype=dtype)
-    across: list[list[Tensor]] = [[] for _ in layers]
+    d_residual: list[list[Tensor]] = [[] for _ in layers]
     maps: list[list[list[Tensor]]] = [[[], [], []] for _ in layers]
     for first in range(0, width, chunk):
-        states, parts = runner.cut(eye[first : first + chunk, None].expand(-1, n, -1))
+        states, parts = runner.block_directions(eye[first : first + chunk, None].expand(-1, n, -1))
         for i in range(len(layers)):
-            across[i].append(states[i].transpose(0, 1))
+            d_residual[i].append(states[i].transpose(0, 1))
             for j, part in enumerate(parts[i]):
                 # Some models work on queries and keys in float32 whatever their dtype.
                 maps[i][j].append(part.permute(2, 0, 1, 3).flatten(2).to(dtype))  # (n, c, head · d)
     count, size = layers[0].outputs.shape[0], layers[0].outputs.shape[2]
     unit = torch.eye(count * size, dtype=dtype).view(count * size, count, 1, size)
-    outward: list[list[Tensor]] = [[] for _ in layers]
+    d_heads: list[list[Tensor]] = [[] for _ in layers]
     for first in range(0, count * size, chunk):
-        for i, state in enumerate(runner.outward(unit[first : first + chunk].expand(-1, -1, n, -1))):
-            outward[i].append(state.transpose(0, 1))
+        for i, state in enumerate(runner.d_heads(unit[first : first + chunk].expand(-1, -1, n, -1))):
+            d_heads[i].append(state.transpose(0, 1))
     made = []
-    for block, moved, out in zip(across, maps, outward, strict=True):
-        asked, key, value = (torch.cat(m, dim=1) for m in moved)
-        made.append(Loose(torch.cat(block, 1), torch.cat(out, 1), (asked, key, value)))
+    for block, moved, out in zip(d_residual, maps, d_heads, strict=True):
+        query_part, key, value = (torch.cat(m, dim=1) for m in moved)
+        made.append(BlockJacobians(torch.cat(block, 1), torch.cat(out, 1), (query_part, key, value)))
     return made
 
 
-__all__ = ["Fold", "Loose", "cut_loose", "fold_read", "norm_tangent"]
+__all__ = ["BlockJacobians", "Fold", "block_jacobians", "fold_read", "norm_tangent"]

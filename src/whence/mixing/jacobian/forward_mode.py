@@ -54,7 +54,7 @@ class Runner:
         return changes
 
     def _apart(self, changes: dict[Handle, Change], step: Tensor | None) -> dict[Handle, Change]:
-        """Every block cut loose from the one before."""
+        """Every block reads its own recorded input, whatever the one before gave."""
         for i, site in enumerate(self.sites):
             start = block_handles(site)[0]
             changes[start] = _then(changes.get(start), self._put(i, step))
@@ -109,7 +109,7 @@ class Runner:
             model(**inputs)
         return [outputs[i] for i in range(len(self.sites))]
 
-    def cut(self, tangents: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
+    def block_directions(self, tangents: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
         """Directions (c, n, d) at every block's input, head outputs held: block outputs, and queries, keys, values."""
 
         def function(step: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
@@ -141,7 +141,7 @@ class Runner:
         made: list[Moved] = self._pushed(function, tangents)
         return made
 
-    def outward(self, tangents: Tensor) -> list[Tensor]:
+    def d_heads(self, tangents: Tensor) -> list[Tensor]:
         """Directions (c, head, n, d_v) at every block's head outputs, its input held → block outputs (c, n, d)."""
 
         def function(step: Tensor) -> list[Tensor]:
@@ -216,7 +216,7 @@ def _mapped(function: Callable[[Tensor], Any], tangents: Tensor) -> Any:
         return torch.func.jvp(function, (zero,), (tangent,))[1]
 
     try:
-        # The point is not mapped over (nor made from what is), or all that follows from it would be, too.
+        # `zero` must be created outside vmap, otherwise every later tensor would be batched too.
         zero = torch.zeros_like(tangents[:1])
         made = torch.func.vmap(along, in_dims=(0, None))(tangents[:, None], zero)
     except RuntimeError as problem:

@@ -8,7 +8,7 @@ shows how the weights move: δ log A_jm = δS_jm − c_j with c_j = Σ_m A_jm δ
 1. A direction at the tokens of a set P only. In a row j outside P nothing moves but what P's keys bring: S_jm stands
    still for m outside P, which gives c_j, and then δk_m · χ_jm for m in P. Sets are chosen so that for every two tokens one
    set has the second and not the first: a few more than log₂ n of them will do (Sperner). Where all of a row's
-   attention is on P nothing stands still: such pairs are asked for again, one token at a time.
+   attention is on P nothing stands still: such pairs are tried again, one token at a time.
 2. A direction at all tokens. Without what step 1 explains, row j is left with
    δq_j · (κ_jm − κ̄_j) + δk_j · χ_jj ([m = j] − A_jj), which is all that is needed, since a constant added to a row of κ
    changes nothing where rows sum to 1.

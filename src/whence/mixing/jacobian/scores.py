@@ -29,7 +29,7 @@ class Scores:
     """
 
     scale: float
-    reacting: Tensor
+    softmax_slope: Tensor
     by_query: Tensor | None = None
     by_key: Tensor | None = None
 

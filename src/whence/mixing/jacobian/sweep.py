@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import ModelError
-from whence.mixing.jacobian.fold import Fold, Loose, cut_loose, fold_read
+from whence.mixing.jacobian.fold import BlockJacobians, Fold, block_jacobians, fold_read
 from whence.mixing.jacobian.forward_mode import Runner
 from whence.mixing.jacobian.pairs import cost, paired_scores
 from whence.mixing.jacobian.scores import Cap, Scores, candidates
@@ -53,7 +53,7 @@ class Sweep:
             moved[source, torch.arange(len(source))] = tangents
             for i, fold in enumerate(self.folds):
                 after, mixed = fold.start(tangents, source) if i == 0 else fold(moved)
-                yield mixed + fold.asked(moved)
+                yield mixed + fold.query_part(moved)
                 moved = after
             return
         placed = torch.zeros(len(tangents), n, tangents.shape[1]).to(tangents)
@@ -150,17 +150,17 @@ def _folds(
         yield [], f"folded matrices would take {needed / 1e9:.1f} GB of the {budget / 1e9:.1f} GB allowed"
         return
     caps: list[Cap | None] = [None] * len(stack) if all(each.keys_proved for each in stack) else runner.caps()
-    loose: list[Loose] = []
+    jacobians: list[BlockJacobians] = []
     for scores in _ways(stack, runner, caps, count, budget - needed):
         if plain:
             yield [fold_read(each, r, s) for each, r, s in zip(stack, read, scores, strict=True)], ""
             continue
         try:
-            loose = loose or cut_loose(runner)
+            jacobians = jacobians or block_jacobians(runner)
         except RuntimeError as problem:
             yield [], f"forward mode block by block failed: {' '.join(str(problem).split())[:100]}"
             return
-        yield [block.fold(each, s) for block, each, s in zip(loose, stack, scores, strict=True)], ""
+        yield [block.fold(each, s) for block, each, s in zip(jacobians, stack, scores, strict=True)], ""
 
 
 def _ways(stack: Stack, runner: Runner, caps: list[Cap | None], count: int, memory: float) -> Iterator[list[Scores]]:
@@ -169,7 +169,7 @@ def _ways(stack: Stack, runner: Runner, caps: list[Cap | None], count: int, memo
     followed, held = cost(stack.layers[0], len(stack))
     n, width = stack.layers[0].block_input.shape
     if n * count <= followed + 2 * width or held > memory:
-        return  # finding the pairs, and the blocks' matrices, takes more directions than all that were asked for
+        return  # finding the pairs, and the blocks' matrices, takes more directions than were wanted in all
     for layer in stack:
         rows = layer.attention.sum(-1)
         if 2 * layer.queries.shape[-1] > width or bool((rows - 1).abs().max() > 1e-3):
