@@ -36,6 +36,7 @@ class Model:
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise InputError(f"a model must be a torch module, not a {type(self.model).__name__}: {self.model!r:.80}")
+        object.__setattr__(self, "model", unwrapped(self.model))
         if not self.name:
             config = getattr(self.model, "config", None)
             name = getattr(config, "_name_or_path", "") or type(self.model).__name__
@@ -64,18 +65,46 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = next(self.model.parameters()).device
-        return device
+        return device_of(self.model)
 
     def __repr__(self) -> str:
         parameters = sum(p.numel() for p in self.model.parameters())
         return f"Model({self.name!r}, {type(self.model).__name__}, {parameters:,} parameters)"
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, out of `torch.compile` and data-parallel wrappers: compiled code cannot be overheard.
+
+    The module inside computes the same, with the same weights.
+    """
+    while True:
+        inside = getattr(model, "_orig_mod", None)
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            inside = model.module
+        if not isinstance(inside, nn.Module):
+            return model
+        model = inside
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model takes its inputs: where its first weight is, or where accelerate brings offloaded weights."""
+    for module in model.modules():
+        device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+        if device is not None:
+            return torch.device(device)
+    weights = (t for t in (*model.parameters(), *model.buffers()) if not t.is_meta)
+    return next((t.device for t in weights), torch.device("cpu"))
+
+
 def hash_weights(model: nn.Module) -> str:
     """SHA-256 over every weight's name, dtype, shape and bytes."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    weights = model.state_dict()
+    if any(tensor.is_meta for tensor in weights.values()):
+        from accelerate.utils.modeling import get_state_dict_offloaded_model
+
+        weights = get_state_dict_offloaded_model(model)
+    for name, tensor in sorted(weights.items()):
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

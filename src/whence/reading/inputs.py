@@ -27,6 +27,16 @@ class Prepared:
     text: str | None = None
     text_pair: str | None = None
     target: str | None = None
+    given: Mapping[str, Tensor] | None = None  # the batch of ready tensors this sequence came in, where it was changed
+    row: int = 0  # its row there
+
+    @property
+    def shown(self) -> Tensor | None:
+        """The positions that a mask among the inputs leaves to be seen; None where it hides none."""
+        mask = self.inputs.get("attention_mask")
+        if mask is None or mask.dim() != 2 or mask.shape[0] != 1 or bool(mask.bool().all()):
+            return None
+        return mask[0].bool().nonzero()[:, 0]
 
     @property
     def length(self) -> int:
@@ -160,7 +170,7 @@ def _with_target(model: Model, prepared: Prepared, target: Any) -> Prepared:
         from whence.reading.capture.untouched import evaluating
 
         with evaluating(model.model):
-            given = {k: v.to(_device(model.model)) for k, v in prepared.inputs.items()}
+            given = {k: v.to(model.device) for k, v in prepared.inputs.items()}
             ids = model.model.generate(**given, do_sample=False, num_beams=1, max_new_tokens=GENERATE).cpu()
     else:
         return prepared  # the model itself derives what its decoder reads (sequence classification in BART)
@@ -173,10 +183,6 @@ def _with_target(model: Model, prepared: Prepared, target: Any) -> Prepared:
 def _can_generate(model: nn.Module) -> bool:
     can = getattr(model, "can_generate", None)
     return bool(can()) if callable(can) else False
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
 
 
 def label_ids(model: Model, ids: Tensor) -> Tokens:
@@ -192,7 +198,10 @@ def label_ids(model: Model, ids: Tensor) -> Tokens:
 
 
 def _from_tensors(model: Model, given: Any, target: Any) -> tuple[list[Prepared], bool]:
-    """Ready tensors: one sequence per row, its padding (on either side) removed by its attention mask."""
+    """Ready tensors: one sequence per row. Padding on the right is removed by the mask; any other input stays whole.
+
+    Positions are counted by the model, so tokens before or between others cannot be taken out without moving the rest.
+    """
     encodings = given
     tensors: dict[str, Tensor] = {}
     for name, value in dict(given).items():
@@ -209,6 +218,14 @@ def _from_tensors(model: Model, given: Any, target: Any) -> tuple[list[Prepared]
     target_mask = tensors.pop("decoder_attention_mask", None)
     if mask is not None and mask.dim() == 1:
         mask = mask[None]
+    many = max((t.shape[0] for t in tensors.values()), default=1)
+    if mask is not None and mask.dim() > 2 and mask.shape[0] == 1:
+        mask = mask.expand(many, *mask.shape[1:])
+    if "position_ids" in tensors and tensors["position_ids"].shape[0] == 1:
+        tensors["position_ids"] = tensors["position_ids"].expand(many, -1)
+    whole = mask is not None and not _only_padded(mask, tensors)
+    if whole and mask is not None:
+        tensors["attention_mask"], mask = mask, None
     masks = {"attention_mask": mask, "decoder_attention_mask": target_mask}
     tensors_and_masks = tensors | {name: m for name, m in masks.items() if m is not None}
     counts = {name: tensor.shape[0] for name, tensor in tensors_and_masks.items()}
@@ -220,6 +237,8 @@ def _from_tensors(model: Model, given: Any, target: Any) -> tuple[list[Prepared]
             )
         # One sequence that takes several rows of something (MusicGen's codebooks): nothing to split, nothing padded.
         return [Prepared(tensors_and_masks, None)], True
+    masked = any(m is not None and not bool(m.bool().all()) for m in masks.values())
+    unusual = whole or masked or set(tensors) - {"input_ids", "token_type_ids", "decoder_input_ids", "pixel_values"}
     prepared = []
     for row in range(rows):
         inputs = {}
@@ -233,7 +252,8 @@ def _from_tensors(model: Model, given: Any, target: Any) -> tuple[list[Prepared]
         tokens: Tokens | None = None
         if "input_ids" in inputs:
             ids = inputs["input_ids"]
-            if ids.shape[1] == 0:
+            shown = Prepared(inputs, None).shown
+            if ids.shape[1] == 0 or (shown is not None and len(shown) == 0):
                 raise InputError(
                     f"sequence {row} of the given input_ids has no tokens left once its padding is removed."
                 )
@@ -243,11 +263,11 @@ def _from_tensors(model: Model, given: Any, target: Any) -> tuple[list[Prepared]
                 raise InputError(
                     f"sequence {row} has {ids.shape[1]} tokens and {model.name} has positions for {limit}: shorten it."
                 )
-            tokens = label_ids(model, ids[0])
-            whole = mask is None or bool(mask[row].bool().all())
-            if whole and model.tokenizer is not None and getattr(encodings, "encodings", None):
+            tokens = label_ids(model, ids[0] if shown is None else ids[0][shown])
+            complete = shown is None and (mask is None or bool(mask[row].bool().all()))
+            if complete and model.tokenizer is not None and getattr(encodings, "encodings", None):
                 tokens = replace(tokens, words=tuple(encodings.encodings[row].word_ids))
-        one_prepared = Prepared(inputs, tokens)
+        one_prepared = Prepared(inputs, tokens, given=tensors_and_masks if unusual else None, row=row)
         if "decoder_input_ids" in inputs:
             one_prepared = replace(one_prepared, target_tokens=label_ids(model, inputs["decoder_input_ids"][0]))
             check_ids(model, inputs["decoder_input_ids"])
@@ -255,6 +275,14 @@ def _from_tensors(model: Model, given: Any, target: Any) -> tuple[list[Prepared]
             one_prepared = _with_target(model, one_prepared, target)
         prepared.append(one_prepared)
     return prepared, rows == 1
+
+
+def _only_padded(mask: Tensor, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a mask only marks padding on the right, which nothing that comes before it notices."""
+    if mask.dim() != 2 or "position_ids" in tensors or bool((mask != mask.bool()).any()):
+        return False
+    falling = mask.bool().long()
+    return bool((falling[:, 1:] <= falling[:, :-1]).all() and falling[:, :1].all())
 
 
 def _from_processor(model: Model, thing: Any, target: Any) -> list[Prepared]:
@@ -344,16 +372,23 @@ def pad_together(model: Model, sequences: Sequence[Prepared]) -> dict[str, Tenso
 
 def beginning(inputs: Mapping[str, Tensor], length: int = 12, target: int = 7) -> dict[str, Tensor]:
     """The first tokens of a sequence: enough to prove the wiring on, and cheap for any text."""
-    ids = inputs.get("input_ids")
+    ids = inputs.get("input_ids", inputs.get("inputs_embeds"))
     if ids is None:
         return dict(inputs)
     n = ids.shape[1]
     short = {}
+    mask = inputs.get("attention_mask")
+    first = 0
+    if mask is not None and mask.dim() == 2 and mask.shape[1] == n and bool(mask[0].any()):
+        first = min(int(mask[0].bool().long().argmax()), max(0, n - length))  # not on padding alone
+    piece = slice(first, first + length)
     for name, tensor in inputs.items():
         if name.startswith("decoder_") and tensor.dim() == 2:
             short[name] = tensor[:, :target]
+        elif "mask" in name and tensor.dim() > 2 and tensor.shape[-2:] == (n, n):
+            short[name] = tensor[..., piece, piece]
         elif tensor.dim() >= 2 and tensor.shape[1] == n:
-            short[name] = tensor[:, :length]
+            short[name] = tensor[:, piece]
         else:
             short[name] = tensor
     return short

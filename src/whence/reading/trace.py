@@ -112,6 +112,7 @@ class Trace:
     final_states: Tensor | None = None  # [token, d], after the final norm
     inputs: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # what the model was given, batch of one
     model: Model | None = field(default=None, repr=False, compare=False)
+    mark: int | None = field(default=None, repr=False, compare=False)  # the model's fingerprint when it was traced
     mixes: str | None = None  # what mixes tokens outside the attention that was read, so that nothing may be followed
 
     def follow(self, what: str) -> None:
@@ -259,10 +260,22 @@ class Trace:
     def with_model(self, model: Model | None) -> Model:
         """The model to run again: the one given, else the trace's own; refused if its weights are not the trace's."""
         from whence.model.load import as_model
+        from whence.model.memory import fingerprint
 
         chosen = as_model(model) if model is not None else self.model
         if chosen is None:
             raise InputError("this trace was loaded from a file and has no model: give it with model=.")
+        if model is None and self.mark is not None and fingerprint(chosen.model) != self.mark:
+            raise InputError(
+                f"{chosen.name!r} has changed since this text was traced (weights, adapters, hooks or settings), so that "
+                "running it again would not be about this trace. Trace the text again."
+            )
+        mask = self.inputs.get("attention_mask")
+        if mask is not None and mask.dim() == 2 and not bool(mask.bool().all()):
+            raise InputError(
+                "this trace was made of inputs whose attention_mask hides tokens before or between others; measures that run "
+                "the model again need a sequence without hidden tokens: give it without padding."
+            )
         known = self.provenance.weights
         if model is not None and known is not None and chosen.weights_hash != known:
             raise InputError(

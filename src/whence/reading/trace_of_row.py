@@ -32,25 +32,29 @@ def trace_of_row(
     padded_source = outcome.batch["input_ids"].shape[1] if source is not None else None
     padded_target = outcome.batch["decoder_input_ids"].shape[1] if target is not None else None
 
-    def real(n: int, is_target: bool) -> int:
-        """How many of n positions are real: padding is on the right."""
+    kept = prepared.shown
+
+    def real(n: int, is_target: bool) -> Tensor:
+        """Which of n positions are real: padding is on the right, or hidden by the mask that was given."""
+        if not is_target and kept is not None and n == prepared.inputs["attention_mask"].shape[1]:
+            return kept
         if is_target and target is not None and n == padded_target:
-            return target
+            n = target
         if not is_target and source is not None and n == padded_source:
-            return source
-        return n
+            n = source
+        return torch.arange(n)
 
     stacks: dict[str, Stack] = {}
     layers: dict[str, list[Layer]] = {}
     sizes: dict[str, set[tuple[int, int]]] = {}
     two = len(proof.stacks) > 1
     for site, call in zip(proof.sites, outcome.calls, strict=True):
-        n_query = real(_length(call, outcome, site, query=True), two and site.stack in ("decoder", "cross"))
-        n_key = real(_length(call, outcome, site, query=False), two and site.stack == "decoder")
+        queries = real(_length(call, outcome, site, query=True), two and site.stack in ("decoder", "cross"))
+        keys = real(_length(call, outcome, site, query=False), two and site.stack == "decoder")
         layers.setdefault(site.stack, []).append(
-            _layer(site, call, outcome, row, n_query, n_key, wanted, proof.tolerance)
+            _layer(site, call, outcome, row, queries, keys, wanted, proof.tolerance)
         )
-        sizes.setdefault(site.stack, set()).add((n_query, n_key))
+        sizes.setdefault(site.stack, set()).add((len(queries), len(keys)))
     for name, found in layers.items():
         n_query, n_key = next(iter(sizes[name])) if len(sizes[name]) == 1 else (-1, -1)
         queries = _labels(model, prepared, two and name in ("decoder", "cross"), n_query)
@@ -61,12 +65,12 @@ def trace_of_row(
     if isinstance(logits, Tensor):
         logits = logits[row]
         if logits.dim() == 2:
-            logits = logits[: real(logits.shape[0], two)]
+            logits = _at(logits, real(logits.shape[0], two))
         _check_finite(model, logits)
     else:
         logits = None
     if final is not None and final.dim() == 3:
-        final = final[row][: real(final.shape[1], two)]
+        final = _at(final[row], real(final.shape[1], two))
         _check_finite(model, final)
     order = [s for s in ("encoder", "decoder", "cross") if s in stacks]
     return Trace(
@@ -79,8 +83,28 @@ def trace_of_row(
         final_states=final if final is not None and final.dim() == 2 else None,
         inputs=dict(prepared.inputs),
         model=model,
+        mark=outcome.mark,
         mixes=proof.mixes,
     )
+
+
+def _at(tensor: Tensor, positions: Tensor, axis: int = 0) -> Tensor:
+    """The tensor at these positions of an axis: a view where they are the first ones."""
+    n = len(positions)
+    if n == 0 or int(positions[-1]) == n - 1:
+        return tensor.narrow(axis, 0, min(n, tensor.shape[axis]))
+    return tensor.index_select(axis, positions.to(tensor.device))
+
+
+def _check_hidden(weights: Tensor, keys: Tensor) -> None:
+    """Refuse a model that looks at tokens which the mask hides: a trace without them would not be what it computed."""
+    hidden = torch.ones(weights.shape[-1], dtype=torch.bool)
+    hidden[keys] = False
+    if float(weights[..., hidden.to(weights.device)].abs().max()) > 0:
+        raise InputError(
+            "the model looks at tokens that the given attention_mask hides, so that they cannot be left out of the trace. "
+            "Leave these tokens out of the input."
+        )
 
 
 def _check_finite(model: Model, tensor: Tensor) -> None:
@@ -137,13 +161,23 @@ def _layer(
     call: Call,
     outcome: Outcome,
     row: int,
-    n_query: int,
-    n_key: int,
+    queries: Tensor,
+    keys: Tensor,
     wanted: frozenset[str],
     tolerance: float,
 ) -> Layer:
-    def head(tensor: Tensor | None, n: int, name: str) -> Tensor | None:
-        return tensor[row, :, :n] if name in wanted and tensor is not None and tensor.dim() == 4 else None
+    n_query, n_key = len(queries), len(keys)
+    if call.weights.dim() == 4 and int(keys[-1]) >= n_key:
+        _check_hidden(_at(call.weights[row], queries, 1), keys)
+
+    def head(tensor: Tensor | None, at: Tensor, name: str) -> Tensor | None:
+        return _at(tensor[row], at, 1) if name in wanted and tensor is not None and tensor.dim() == 4 else None
+
+    def pairs(tensor: Tensor) -> Tensor:
+        """What is broadcast to [head, query, key], at the real positions."""
+        tensor = tensor[min(row, tensor.shape[0] - 1)]
+        tensor = tensor if tensor.shape[-2] == 1 else _at(tensor, queries, -2)
+        return tensor if tensor.shape[-1] == 1 else _at(tensor, keys, -1)
 
     def state(handle: Handle | None) -> Tensor | None:
         tensor = outcome.states.get(handle) if handle is not None else None
@@ -153,34 +187,34 @@ def _layer(
             tensor = tensor[None]
         if tensor.shape[0] != outcome.sequences:
             return None
-        return tensor[row, :n_query]
+        return _at(tensor[row], queries)
 
     def added(sides: Sequence[Side]) -> Tensor | None:
         parts = [times(part, side.scale) for side in sides if (part := state(side.handle)) is not None]
         return torch.stack(parts).sum(0) if parts and len(parts) == len(sides) else None
 
-    attention = head(call.weights, n_query, "attention")
+    attention = head(call.weights, queries, "attention")
     visible = call.visible
     if visible is not None:
         while visible.dim() < 4:
             visible = visible[None]
-        visible = visible[min(row, visible.shape[0] - 1)][..., :n_query, :n_key]
+        visible = pairs(visible)
         visible = visible[0] if visible.shape[0] == 1 else visible
         visible = None if bool(visible.all()) else visible
     bias = call.bias
     if bias is not None:
-        bias = bias[min(row, bias.shape[0] - 1)][..., :n_query, :n_key]
+        bias = pairs(bias)
     wiring = site.wiring if site.reason_c is None else None
     second = site.second_norm
     keys_proved = site.keys_error is not None and site.keys_error <= tolerance
     return Layer(
         index=site.layer,
         heads=tuple(range(site.heads)),
-        _attention=None if attention is None else attention[..., :n_key],
-        _queries=head(call.query, n_query, "queries"),
-        grouped_keys=head(call.key, n_key, "keys"),
-        grouped_values=head(call.value, n_key, "values"),
-        _outputs=head(call.output, n_query, "outputs"),
+        _attention=None if attention is None else _at(attention, keys, -1),
+        _queries=head(call.query, queries, "queries"),
+        grouped_keys=head(call.key, keys, "keys"),
+        grouped_values=head(call.value, keys, "values"),
+        _outputs=head(call.output, queries, "outputs"),
         visible=visible,
         scale=call.scale if call.scale is None else float(call.scale),
         keys_proved=keys_proved,
@@ -199,5 +233,5 @@ def _layer(
         second_norm=None if second is None else second.norm,
         _before_second_norm=None if second is None else state(second.before),
         _side=None if wiring is None else added(wiring.sides),
-        sink=None if call.sink is None else call.sink[row, :, :n_query],
+        sink=None if call.sink is None else _at(call.sink[row], queries, 1),
     )

@@ -13,6 +13,7 @@ from whence.model.memory import remembered
 from whence.reading.capture.untouched import guarded
 from whence.reading.inputs import Prepared, beginning, pad_together, prepare
 from whence.reading.rerun.run import prove_model, run
+from whence.reading.same_computation import check_outputs
 from whence.reading.trace import KEEP, Trace
 from whence.reading.trace_of_row import trace_of_row
 from whence.reading.wiring.op_graph import deviation
@@ -71,6 +72,8 @@ def _trace(
         outcome = run(chosen, proof, batch, len(group), wanted)
         traces += [(i, trace_of_row(chosen, proof, outcome, row, prepared[i], wanted)) for row, i in enumerate(group)]
     ordered = [t for _, t in sorted(traces, key=lambda pair: pair[0])]
+    if prepared[0].given is not None:
+        check_outputs(chosen, prepared, ordered, proof.tolerance)
     return ordered[0] if single else ordered
 
 
@@ -94,6 +97,7 @@ def _batches(
     """Groups of sequences of similar length, padded together; one by one where padding changes the model's outputs."""
     order = sorted(range(len(prepared)), key=lambda i: prepared[i].length)
     same = len({frozenset(p.inputs) for p in prepared}) == 1
+    same = same and all(p.given is None or "attention_mask" not in p.inputs for p in prepared)  # masks of their own
     if len(prepared) > 1 and same and prepared[0].length and size > 1 and _padding_is_safe(model, proof, prepared):
         for start in range(0, len(order), size):
             group = order[start : start + size]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from whence.reading.capture.multi_head import multi_head_attention
 from whence.reading.capture.recorder import MASKED, AttentionRecorder, Call, apply_edits, expand_heads, sink_of
 
 SOFTMAX = {torch.softmax, torch.nn.functional.softmax, Tensor.softmax, torch.special.softmax}
@@ -59,6 +60,12 @@ class AttentionMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is _SDPA:
             return self._fused(*args, **kwargs)
+        if func is torch.nn.functional.multi_head_attention_forward:
+            # Inside torch's own function nothing can be watched, so that it is written out in operations that can.
+            with self:
+                written_out = multi_head_attention(*args, **kwargs)
+            if written_out is not None:
+                return written_out
         if func in _MATMUL and len(args) == 2 and id(args[0]) in self._weights:
             return self._mixed(func, args[0], args[1])
         if _name(func) == "einsum" and len(args) >= 1 and isinstance(args[0], str):

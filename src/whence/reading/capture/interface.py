@@ -130,6 +130,14 @@ def attention(
             function = _registered(own)
             outcome: tuple[Tensor, Tensor | None] = function(module, query, key, value, attention_mask, *args, **kwargs)
             return outcome
+    if (
+        attention_mask is not None
+        and attention_mask.dtype == torch.bool
+        and _own_implementation(getattr(module, "config", None)) != "eager"
+    ):
+        # A ready boolean mask (True: visible) is what sdpa takes; eager attention would add it to the scores.
+        lowest = torch.finfo(query.dtype).min
+        attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, lowest)
     eager = eager_function(module)
     recorder = active()
     if recorder is None:

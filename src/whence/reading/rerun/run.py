@@ -8,10 +8,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from whence.errors import ModelError
 from whence.model.load import Model
+from whence.model.memory import fingerprint
 from whence.reading.capture.attach import accepted, attached, picking_up
 from whence.reading.capture.recorder import AttentionRecorder, Call, Edit
 from whence.reading.inputs import Prepared, beginning
@@ -29,11 +31,9 @@ def prove_model(model: Model, prepared: Prepared) -> Proof:
 
 def on_device(model: Model, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Inputs where the model is, floating ones in the model's dtype."""
-    parameter = next(model.model.parameters())
-    return {
-        name: t.to(parameter.device, parameter.dtype) if t.is_floating_point() else t.to(parameter.device)
-        for name, t in inputs.items()
-    }
+    device = model.device
+    dtype = next((p.dtype for p in model.model.parameters() if p.is_floating_point()), torch.float32)
+    return {name: t.to(device, dtype) if t.is_floating_point() else t.to(device) for name, t in inputs.items()}
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Outcome:
     states: Mapping[Handle, Tensor]
     final_states: Tensor | None
     batch: Mapping[str, Tensor]
+    mark: int  # the fingerprint of the model that was run
     row_maps: Mapping[int, Tensor] = field(default_factory=dict)  # by call: what turns head outputs, row by row
 
     @property
@@ -62,6 +63,7 @@ def run(
     edits: Mapping[int, Sequence[Edit]] | None = None,
 ) -> Outcome:
     """One forward pass with the recorder attached; `edits` by call number."""
+    mark = fingerprint(model.model)
     inputs = accepted(model.model, on_device(model, batch))
     if "output_hidden_states" in inputs:
         inputs.pop("output_hidden_states")
@@ -87,7 +89,7 @@ def run(
     for number in turned:
         rows = _row_map(graph, recorder.calls[number], proof.sites[number].heads, proof.tolerance)
         maps |= {} if rows is None else {number: rows}
-    return Outcome(output, recorder.calls, states, final[-1] if final else None, batch, maps)
+    return Outcome(output, recorder.calls, states, final[-1] if final else None, batch, mark, maps)
 
 
 def _row_map(graph: OpGraph, call: Call, heads: int, tolerance: float) -> Tensor | None:

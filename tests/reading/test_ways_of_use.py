@@ -1,0 +1,123 @@
+"""Models as people load and wrap them: read right, or refused with the truth."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from conformance.zoo import build
+from whence.errors import InputError
+from whence.mixing.contributions import contributions
+from whence.model.load import Model, load
+from whence.model.memory import fingerprint
+from whence.reading.rerun.substitution import ZeroValues, substitute
+from whence.reading.tracing import trace
+
+
+def alike(found, expected):
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found.attention, expected.attention, atol=1e-5, rtol=1e-4)
+    ours, theirs = (contributions(t, "alti").values for t in (found, expected))
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+@pytest.mark.parametrize("way", ["cpu_offload", "disk_offload", "mixed"])
+def test_offloaded_weights(family, way, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    specimen = build(family)
+    expected = trace(Model(specimen.model), specimen.inputs)
+    model = specimen.model
+    if way == "cpu_offload":
+        accelerate.cpu_offload(model, execution_device="cpu")
+    elif way == "disk_offload":
+        accelerate.disk_offload(model, str(tmp_path), execution_device="cpu")
+    else:
+        parts = {name: "cpu" for name, _ in model.named_children()}
+        parts[next(iter(parts))] = "disk"
+        model = accelerate.dispatch_model(model, parts, main_device="cpu", offload_dir=str(tmp_path), force_hooks=True)
+    assert any(p.is_meta for p in model.parameters())
+    alike(trace(Model(model), specimen.inputs), expected)
+    assert any(p.is_meta for p in model.parameters())
+
+
+def test_compiled_models_are_read_as_the_module_inside():
+    specimen = build("bert")
+    expected = trace(Model(specimen.model), specimen.inputs)
+    compiled = torch.compile(specimen.model, backend="eager")
+    alike(trace(compiled, specimen.inputs), expected)
+    alike(trace(load(compiled), specimen.inputs), expected)
+    specimen.model.compile(backend="eager")
+    inside = specimen.model._compiled_call_impl
+    alike(trace(specimen.model, specimen.inputs), expected)
+    assert specimen.model._compiled_call_impl is inside
+
+
+def test_gradient_checkpointing_and_training_mode():
+    specimen = build("llama")
+    expected = trace(Model(specimen.model), specimen.inputs)
+    specimen.model.gradient_checkpointing_enable()
+    specimen.model.train()
+    alike(trace(Model(specimen.model), specimen.inputs), expected)
+    assert specimen.model.is_gradient_checkpointing
+    assert specimen.model.training
+
+
+def test_foreign_hooks_are_part_of_the_model():
+    specimen = build("llama")
+    before = trace(Model(specimen.model), specimen.inputs)
+    handle = specimen.model.model.layers[0].self_attn.v_proj.register_forward_hook(lambda _m, _a, out: out * 2)
+    hooked = trace(Model(specimen.model), specimen.inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(hooked.logits, specimen.model(**specimen.inputs).logits[0], atol=1e-4, rtol=1e-4)
+    assert torch.allclose(hooked[0].values, before[0].values * 2)
+    with pytest.raises(InputError, match="has changed since"):
+        substitute(before, ZeroValues(0, [1]))
+    handle.remove()
+    alike(trace(Model(specimen.model), specimen.inputs), before)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_torch_transformer_encoder(first):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, norm_first=first)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    states = torch.randn(1, 9, 16)
+    found = trace(Model(model), {"src": states})
+    assert found.attention.shape == (2, 4, 9, 9)
+    with torch.no_grad():
+        inner = model.layers[0].norm1(states) if first else states
+        _, weights = model.layers[0].self_attn(inner, inner, inner, need_weights=True, average_attn_weights=False)
+    torch.testing.assert_close(found[0].attention, weights[0], atol=1e-5, rtol=1e-4)
+
+
+# -- changes after the trace ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+def test_a_trace_does_not_change_with_the_model(through_data):
+    specimen = build("bert")
+    found = trace(Model(specimen.model), specimen.inputs)
+    before = contributions(found, "alti").values.clone()
+    weight = specimen.model.bert.encoder.layer[0].attention.output.dense.weight
+    mark = fingerprint(specimen.model)
+    with torch.no_grad():
+        (weight.data if through_data else weight).mul_(3)
+    assert fingerprint(specimen.model) != mark
+    assert torch.equal(contributions(found, "alti").values, before)
+    with pytest.raises(InputError, match="has changed since"):
+        substitute(found, ZeroValues(0, [1]))
+    again = trace(Model(specimen.model), specimen.inputs)
+    assert not torch.allclose(contributions(again, "alti").values, before, atol=1e-2)
+
+
+def test_a_change_of_settings_is_noticed():
+    specimen = build("bert")
+    mark = fingerprint(specimen.model)
+    specimen.model.train()
+    assert fingerprint(specimen.model) == mark
+    specimen.model.bert.encoder.layer[0].output.LayerNorm.eps = 0.5
+    assert fingerprint(specimen.model) != mark
