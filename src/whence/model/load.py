@@ -15,6 +15,7 @@ from whence.errors import InputError, ModelError, UnavailableError, WhenceError
 from whence.model import catalogue
 from whence.model.cache import locate
 from whence.model.memory import fingerprint
+from whence.model.offload import device_of
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
         if not isinstance(inside, nn.Module):
             return model
         model = inside
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Where the model takes its inputs: where its first weight is, or where accelerate brings offloaded weights."""
-    for module in model.modules():
-        device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
-        if device is not None:
-            return torch.device(device)
-    weights = (t for t in (*model.parameters(), *model.buffers()) if not t.is_meta)
-    return next((t.device for t in weights), torch.device("cpu"))
 
 
 def hash_weights(model: nn.Module) -> str:

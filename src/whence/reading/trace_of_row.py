@@ -57,9 +57,9 @@ def trace_of_row(
         sizes.setdefault(site.stack, set()).add((len(queries), len(keys)))
     for name, found in layers.items():
         n_query, n_key = next(iter(sizes[name])) if len(sizes[name]) == 1 else (-1, -1)
-        queries = _labels(model, prepared, two and name in ("decoder", "cross"), n_query)
-        keys = queries if name != "cross" and n_key == n_query else _labels(model, prepared, False, n_key)
-        stacks[name] = Stack(name, tuple(found), queries, keys)
+        labels = _labels(model, prepared, two and name in ("decoder", "cross"), n_query)
+        key_labels = labels if name != "cross" and n_key == n_query else _labels(model, prepared, False, n_key)
+        stacks[name] = Stack(name, tuple(found), labels, key_labels)
     logits = getattr(outcome.output, "logits", None)
     final = outcome.final_states
     if isinstance(logits, Tensor):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from whence.model.offload import parameters_of
 from whence.reading.wiring.op_graph import deviation
 
 
@@ -70,9 +71,10 @@ def recognise(module: nn.Module, given: Tensor, returned: Tensor, tolerance: flo
     if given.shape != returned.shape or given.dim() < 2:
         return None
     width = given.shape[-1]
-    vectors = [p.detach().reshape(-1) for p in module.parameters(recurse=True) if p.numel() == width]
-    if sum(1 for _ in module.parameters()) > 2 or len(vectors) != sum(1 for _ in module.parameters()):
+    sizes = [p.numel() for p in module.parameters()]
+    if len(sizes) > 2 or any(size != width for size in sizes):
         return None
+    vectors = [p.reshape(-1) for p in parameters_of(module)]
     readings: list[Reading] = [(None, None, 0.0)]
     if len(vectors) == 1:
         readings = [(vectors[0], None, 0.0), (vectors[0], None, 1.0), (None, vectors[0], 0.0)]
