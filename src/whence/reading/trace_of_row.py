@@ -148,12 +148,12 @@ def _labels(model: Model, prepared: Prepared, target: bool, n: int) -> Tokens:
     return Tokens.positions(max(n, 0))
 
 
-def _projection(site: AttentionSite, outcome: Outcome, row: int, n_query: int) -> Projection | None:
+def _projection(site: AttentionSite, outcome: Outcome, row: int, queries: Tensor) -> Projection | None:
     """The site's projection, with the maps of this text's own rows where rows are turned before they are projected."""
     if site.projection is None or site.projection.rows is None:
         return site.projection
     rows = outcome.row_maps.get(site.number)
-    return None if rows is None else replace(site.projection, rows=rows[row, :n_query])
+    return None if rows is None else replace(site.projection, rows=_at(rows[row], queries))
 
 
 def _layer(
@@ -222,7 +222,7 @@ def _layer(
         _block_input=None if wiring is None else state(wiring.residual),
         _after_attention=None if wiring is None else state(wiring.after),
         _block_output=None if wiring is None else state(site.block_output),
-        _projection=_projection(site, outcome, row, n_query),
+        _projection=_projection(site, outcome, row, queries),
         wiring=None if wiring is None else wiring.kind,
         norm=None if wiring is None else wiring.norm,
         branch_norm=None if wiring is None else wiring.branch_norm,
