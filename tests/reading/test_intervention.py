@@ -263,3 +263,36 @@ def test_the_side_branch_of_a_parallel_block_is_picked_up_and_not_the_rest():
     side = block.mlp(block.post_attention_layernorm(layer.block_input))
     torch.testing.assert_close(layer._side, side, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(layer.own + layer.branch, layer.after_attention, atol=1e-5, rtol=1e-4)
+
+
+def test_a_pooled_stream_is_an_encoder_and_no_decoder_with_cross_attention():
+    specimen = build("funnel")
+    proof = prove(specimen.model, specimen.inputs)
+    assert proof.stacks == ("encoder",)
+    assert not proof.holds["f"]
+    assert "pooled" in proof.mixes
+
+
+def test_windows_of_an_image_are_not_shown_as_the_whole_image():
+    from transformers import SwinConfig, SwinModel
+
+    torch.manual_seed(0)
+    config = SwinConfig(image_size=32, patch_size=4, window_size=4, embed_dim=16, depths=[2], num_heads=[2])
+    pixels = {"pixel_values": torch.randn(1, 3, 32, 32)}
+    with pytest.raises(ModelError, match="4 windows of each input"):
+        prove(SwinModel(config).eval(), pixels)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_rank_of_a_projection_does_not_hang_on_its_dtype(dtype):
+    """A projection as trained ones are, σ_min/σ_max = 1e-4: of full rank, whatever the weights are stored in."""
+    from whence.reading.wiring.projection import Projection
+
+    torch.manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(2, n, 8, dtype=torch.float64))[0] for n in (8, 32))
+    weight = (left * torch.logspace(0, -4, 8, dtype=torch.float64)) @ right.mT
+    projection = Projection(weight.to(dtype), None)
+    assert projection.full_rank
+    assert 1e2 < projection.condition < 1.1e4
+    flat = Projection(torch.cat([weight[:, :7], weight[:, :1]], dim=1).to(dtype), None)
+    assert not flat.full_rank

@@ -96,9 +96,11 @@ def intervene(
         try:
             seen = _run(model, capture, copies, handles, together=together)
         except (RuntimeError, ValueError, IndexError, TypeError):
-            if not together:
-                raise
-            continue  # a model that takes one sequence at a time
+            if together:
+                continue  # a model that takes one sequence at a time
+            # Tokens that are put together to patches by what they are: with another token there are other patches.
+            moves = []
+            seen = _run(model, capture, copies[: 1 + len(calls)], handles, together=False)
         if together and max(map(deviation, seen[0].outputs, (c.output[0] for c in calls)), default=0.0) > tolerance:
             continue
         after = seen[1 : 1 + len(calls)]
@@ -209,6 +211,7 @@ class Move:
     copy: Copy
     own: frozenset[str]
     position: int
+    length: int  # how many tokens there are
 
 
 def _moves(inputs: Mapping[str, Any], claims: Sequence[Claim], calls: Sequence[Call]) -> list[Move]:
@@ -226,14 +229,14 @@ def _moves(inputs: Mapping[str, Any], claims: Sequence[Claim], calls: Sequence[C
         own = every if not two else frozenset({"decoder", "cross"} if decoder else {"encoder"})
         for at in _positions(inputs[name].shape[1]):
             changed = {**inputs, name: _other_token(inputs[name], at)}
-            moves.append(Move(Copy(changed, heads=held), own, at))
+            moves.append(Move(Copy(changed, heads=held), own, at, inputs[name].shape[1]))
     if not covered:  # pixels or sound: the first state that a block shows is moved
         first = next((c for c in claims if c.stack != "cross" and (not two or c.stack == "encoder")), None)
         handle = None if first is None or first.wiring is None else first.wiring.residual
         if first is not None and handle is not None and handle.onward:
             own = frozenset({"encoder"}) if two else every
-            places = _positions(calls[claims.index(first)].output.shape[2])
-            moves += [Move(Copy(inputs, heads=held, states={handle: _nudge(at)}), own, at) for at in places]
+            n = calls[claims.index(first)].output.shape[2]
+            moves += [Move(Copy(inputs, held, {handle: _nudge(at)}), own, at, n) for at in _positions(n)]
     return moves
 
 
@@ -275,20 +278,24 @@ def _held(claims: Sequence[Claim], moves: Sequence[Move], before: Seen, after: S
             if clean is None or not state.is_floating_point():
                 continue
             stack = stack_of.get(place, place if isinstance(place, str) else "")
-            error = _leak(clean, state, move.position if stack in move.own else None)
+            error = _leak(clean, state, move if stack in move.own else None)
             worst = max(worst or 0.0, error)
     return worst
 
 
-def _leak(clean: Tensor, moved: Tensor, position: int | None) -> float:
-    """How much the rows other than `position` changed, relative to that row's own change, or to the state."""
+def _leak(clean: Tensor, moved: Tensor, move: Move | None) -> float:
+    """How much the rows other than the moved token's changed, relative to that row's own change, or to the state."""
     if clean.shape != moved.shape:
         return float("inf")
     change = moved.double() - clean.double()
     scale = clean.double().abs().max()
-    if position is not None and position < change.shape[0]:
-        scale = change[position].abs().max().clone()
-        change[position] = 0
+    if move is not None:
+        if change.shape[0] < move.length:  # tokens were pooled: each row is of several
+            return float("inf") if bool(change.any()) else 0.0
+        # A model may put positions of its own before the tokens: still, one row alone may change.
+        row = move.position if change.shape[0] == move.length else int(change.abs().amax(-1).argmax())
+        scale = change[row].abs().max().clone()
+        change[row] = 0
     left = _excess(change, clean.double(), clean.dtype)
     return left / float(scale) if scale > 0 else left
 
@@ -298,7 +305,10 @@ def _mixing(
 ) -> str:
     """A sentence that names the modules whose output moves at other tokens than their input."""
     if held is None:
-        return "no token could be moved, so it is not known whether tokens mix outside the attention that was read"
+        return (
+            "no token can be moved while its attention is held, so it is not known whether tokens mix outside the attention "
+            "that was read"
+        )
     names: dict[str, None] = {}
     for move in moves:
         if names:
@@ -309,7 +319,7 @@ def _mixing(
             if key not in still:
                 continue
             leaks = [
-                max((_leak(a, b, move.position) for a, b in zip(x, y, strict=False) if a.shape == b.shape), default=0.0)
+                max((_leak(a, b, move) for a, b in zip(x, y, strict=False) if a.shape == b.shape), default=0.0)
                 for x, y in zip(still[key], (given, returned), strict=True)
             ]
             inner = any(name.startswith(f"{key[0]}.") for name in names)
@@ -318,9 +328,9 @@ def _mixing(
     described = [f"{name} ({type(model.get_submodule(name)).__name__})" for name in names]
     more = f" and {len(described) - 2} more" if len(described) > 2 else ""
     where = f"in {', '.join(described[:2])}{more}" if described else "outside its modules"
+    change = f"changes others by {held:.2g} of its own change" if held < float("inf") else "changes pooled states"
     return (
-        f"tokens mix outside the attention that was read, {where}: with all attention held, moving one token changes "
-        f"others by {held:.2g} of its own change"
+        f"tokens mix outside the attention that was read, {where}: with all attention held, moving one token {change}"
     )
 
 

@@ -184,7 +184,7 @@ def long_enough(model: nn.Module, inputs: Mapping[str, Any], least: int = 12, ta
     """
     long = dict(inputs)
     generator = torch.Generator().manual_seed(0)
-    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    embedding = _submodule(model, "get_input_embeddings")
     size = getattr(embedding, "num_embeddings", None) or getattr(getattr(model, "config", None), "vocab_size", None)
     special = {v for k, v in vars(getattr(model, "config", None) or object).items() if k.endswith("_token_id")}
     for prefix, wanted in (("", least), ("decoder_", target)):
@@ -278,6 +278,11 @@ def _prove_way(
     if unseen.calls:
         raise NotRecognised(
             f"{len(recorder.calls)} attention calls came through it and {len(unseen.calls)} went past it"
+        )
+    windows = max(call.weights.shape[0] for call in recorder.calls)
+    if windows > batch:
+        raise NotRecognised(
+            f"its attention runs in {windows // batch} windows of each input, which whence does not put together to one"
         )
     error_d = max((deviation(outputs[k], plain[k]) for k in plain if k in outputs), default=float("inf"))
     if error_d > tolerance:
@@ -447,6 +452,10 @@ def _stacks(
     config = getattr(model, "config", None)
     two = getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)
     cross = [_reads_elsewhere(graph, call, found, two) for call, (_, found) in zip(calls, readings, strict=True)]
+    if not two:  # fewer queries than keys are no other stream where the queries' stream was pooled from the keys'
+        pooled = [_pooled(graph, call, found) for call, (_, found) in zip(calls, readings, strict=True)]
+        if all(p for p, other in zip(pooled, cross, strict=True) if other):
+            cross = [False] * len(cross)
     if two or any(cross):
         decoder = _submodule(model, "get_decoder")
         names = []
@@ -455,6 +464,19 @@ def _stacks(
             names.append("cross" if elsewhere else "decoder" if inside or decoder is None else "encoder")
         return names
     return ["decoder" if any(_is_causal(call) for call in calls) else "encoder"] * len(calls)
+
+
+def _pooled(graph: OpGraph, call: Call, found: WiringEvidence) -> bool:
+    """Whether the stream that this call's output is added to was itself made from the one that the keys are read from."""
+    if found.residual is None or call.key is None:
+        return False
+    op, read = graph.node(call.key).producer, None
+    while op is not None and op.inputs:  # back to what the keys' linear map reads
+        read = op.inputs[0]
+        if op.name in ("linear", "addmm", "matmul"):
+            break
+        op = read.producer
+    return read is not None and bool({id(n) for n in origins(read)} & ancestors([found.residual]))
 
 
 def _submodule(model: nn.Module, getter: str) -> nn.Module | None:
