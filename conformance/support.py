@@ -23,17 +23,22 @@ starting value, and read. A tick means that the check holds to 1e-4 relative in 
 - **(b)** Σ heads through the output projection + bias = the attention block's output;
 - **(c)** residual and norms, put together again, give the state after attention (wiring: post-norm, pre-norm,
   sandwich, parallel);
-- **(d)** the model's outputs with the recorder = its outputs without it, under the implementation it would use itself.
+- **(d)** the model's outputs with the recorder = its outputs without it, under the implementation it would use itself;
+- **(e)** pushed: a random step added to the head outputs moves the state after attention as the projection says, and
+  nothing else;
+- **(f)** held: with all attention held at its values, moving one token moves no other token's state in any layer.
 
 A second, different input is then traced, and the states rebuilt from that trace alone must agree to 1e-4 too.
 What fails (b) or (c) still gives attention, values and head outputs; measures that need the missing part refuse with
-the reason below. `whence doctor MODEL` makes the same checks on your own model.
+the reason below. What fails (f) mixes tokens outside the attention that was read: attention, identifiability, certificates
+and each layer's own contributions stay, and whatever follows tokens through layers by way of attention refuses (rollout,
+ALTI+, ALTI-logit, DecompX). `whence doctor MODEL` makes the same checks on your own model.
 
-**{families} families: {abd} with (a), (b) and (d); {c} with (c); {refused} refused; {skipped} not built, being the
-same text model under another name.**
+**{families} families: {abde} with (a), (b), (d) and (e); {every} with (c) and (f) too; {refused} refused; {skipped} not
+built, being the same text model under another name.**
 
-| family | class | way in | wiring | a | b | c | d | reason |
-|---|---|---|---|---|---|---|---|---|
+| family | class | way in | wiring | a | b | c | d | e | f | reason |
+|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -46,8 +51,8 @@ def write(path: Path, verdicts: Sequence[Verdict]) -> None:
         transformers=transformers.__version__,
         torch=torch.__version__.split("+")[0],
         families=len(built),
-        abd=sum(v.holds["a"] and v.holds["b"] and v.holds["d"] for v in built),
-        c=sum(v.holds["c"] for v in built),
+        abde=sum(all(v.holds[c] for c in "abde") for v in built),
+        every=sum(all(v.holds.values()) for v in built),
         refused=sum(v.proof is None for v in built),
         skipped=len(skipped),
     )
@@ -60,8 +65,8 @@ def write(path: Path, verdicts: Sequence[Verdict]) -> None:
 
 REAL_HEAD = """Trained models, read as they are; the largest error over all layers of each check.
 
-| model | class | way in | wiring | (a) | (b) | (c) | (d) |
-|---|---|---|---|---|---|---|---|
+| model | class | way in | wiring | (a) | (b) | (c) | (d) | (e) | (f) |
+|---|---|---|---|---|---|---|---|---|---|
 """
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "models"
 
@@ -76,8 +81,8 @@ def real_rows() -> list[str]:
         model = load(place)
         proof = doctor(model).proof
         kinds = ", ".join(dict.fromkeys(s.wiring.kind for s in proof.sites if s.wiring is not None))
-        worst = [max((getattr(s, f"error_{c}") or 0.0) for s in proof.sites) for c in "abc"]
-        errors = " | ".join(f"{e:.1e}" for e in (*worst, proof.error_d))
+        worst = [max((getattr(s, f"error_{c}") or 0.0) for s in proof.sites) for c in "abce"]
+        errors = " | ".join(f"{e:.1e}" for e in (*worst[:3], proof.error_d, worst[3], proof.error_f or 0.0))
         rows.append(f"| {model.name} | {type(model.model).__name__} | {proof.capture} | {kinds} | {errors} |")
     return rows
 

@@ -1,4 +1,4 @@
-"""Prove the reader on one family: the four checks, and a trace of another input rebuilt from its own tensors."""
+"""Prove the reader on one family: the six checks, and a trace of another input rebuilt from its own tensors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def judge(family: Family) -> Verdict:
     except WhenceError as problem:
         note = f" ({specimen.note})" if specimen.note else ""
         return Verdict(family, reason=f"{problem}{note}")
-    reasons = dict.fromkeys(r for s in proof.sites for r in (s.reason_b, None if s.reason_b else s.reason_c) if r)
+    reasons = dict.fromkeys(r for s in proof.sites if (r := s.reason_b or s.reason_c or s.reason_e))
+    if proof.mixes is not None:
+        reasons[f"(f) {proof.mixes}"] = None
     try:
         rebuilt = rebuild(trace(Model(specimen.model, name=family.name), other_inputs(specimen)))
     except WhenceError as problem:

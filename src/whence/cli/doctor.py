@@ -34,7 +34,8 @@ def command(
 
     (a) attention · values is the head output; (b) the heads through the output projection are the block's output;
     (c) residual and norms give the state after attention; (d) the model's outputs are the same with the recorder as
-    without. Exit code 1, with the reason, where the reading cannot be trusted.
+    without; (e) pushed head outputs move the state as the projection says; (f) with attention held no token moves
+    another. Exit code 1, with the reason, where the reading cannot be trusted.
     """
     with working(f"Reading {model}", quiet):
         from whence.model.load import load
@@ -63,14 +64,14 @@ def show(report: Report) -> None:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for name in ("layer", "heads", "mask", "wiring"):
         table.add_column(name, no_wrap=True)
-    for name in ("(a)", "(b)", "(c)"):
+    for name in ("(a)", "(b)", "(c)", "(e)"):
         table.add_column(name, justify="right", no_wrap=True)
     if wide:
         table.add_column("module", no_wrap=True, overflow="ellipsis")
     for site in proof.sites:
         heads = f"{site.heads} × {site.head_size}" + ("" if site.heads == site.groups else f" ({site.groups} kv)")
         wiring = site.wiring.kind if site.wiring is not None and site.reason_c is None else "not proved"
-        errors = [_error(e, proof.tolerance) for e in (site.error_a, site.error_b, site.error_c)]
+        errors = [_error(e, proof.tolerance) for e in (site.error_a, site.error_b, site.error_c, site.error_e)]
         mask = "causal" if site.causal else "cross" if site.stack == "cross" else "full"
         row = [f"{site.stack} {site.layer}", heads, mask, wiring, *errors]
         table.add_row(*row, *([site.module] if wide else []))
@@ -80,10 +81,12 @@ def show(report: Report) -> None:
         f"(tolerance {proof.tolerance:.0e})"
     )
     for reason in report.reasons:
-        results.print(f"Refused: {reason}", soft_wrap=True)
+        if not reason.startswith("(f)"):
+            results.print(f"Refused: {reason}", soft_wrap=True)
     if report.trusted:
         rest = "" if proof.holds["c"] else " Measures that need residual and norms will refuse it."
         results.print(f"[green]This model was read right.[/green]{rest}")
+    results.print(f"(f) {report.following}", soft_wrap=True)
 
 
 def _error(error: float | None, tolerance: float) -> str:

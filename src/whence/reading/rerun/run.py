@@ -18,6 +18,7 @@ from whence.reading.capture.attach import accepted, attached, picking_up
 from whence.reading.capture.recorder import AttentionRecorder, Call, Edit
 from whence.reading.inputs import Prepared, beginning
 from whence.reading.trace import KEEP
+from whence.reading.wiring.on_text import assert_on_text
 from whence.reading.wiring.op_graph import OpGraph
 from whence.reading.wiring.proof import Proof, proof_of
 from whence.reading.wiring.residual import Handle
@@ -85,6 +86,8 @@ def run(
             f"{model.name} made {len(recorder.calls)} attention calls on this input and {len(proof.sites)} when it was proved: "
             "its computation depends on the input, so the proof does not cover this one."
         )
+    if edits is None:
+        assert_on_text(proof.sites, recorder.calls, states, proof.tolerance, model.name)
     maps = {}
     for number in turned:
         rows = _row_map(graph, recorder.calls[number], proof.sites[number].heads, proof.tolerance)

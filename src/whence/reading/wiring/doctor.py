@@ -18,16 +18,16 @@ TEXT = "The doctor asked whence the numbers came, and checked every one of them 
 
 @dataclass(frozen=True)
 class Report:
-    """The four errors of every attention layer; `trusted` only if all that was claimed was proved."""
+    """The errors of the six checks; `trusted` only if all that was claimed was proved."""
 
     proof: Proof
     provenance: Provenance
 
     @property
     def trusted(self) -> bool:
-        """Attention, values, head outputs and projection are proved and the recorder changes nothing: (a), (b) and (d)."""
+        """Attention, values, head outputs and projection are proved and the recorder changes nothing: (a), (b), (d) and (e)."""
         holds = self.proof.holds
-        return holds["a"] and holds["b"] and holds["d"]
+        return all(holds[check] for check in "abde")
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -37,7 +37,19 @@ class Report:
             for check, reason in (("(b)", site.reason_b), ("(c)", site.reason_c)):
                 if reason is not None and not (check == "(c)" and site.reason_b is not None):
                     found[f"{check} {reason}"] = None
+        if self.proof.mixes is not None:
+            found[f"(f) {self.proof.mixes}"] = None
         return tuple(found)
+
+    @property
+    def following(self) -> str:
+        """One sentence: whether tokens may be followed through the layers by way of attention."""
+        if self.proof.mixes is None:
+            return "Tokens may be followed through its layers: with attention held, none moves another."
+        return (
+            f"Tokens may not be followed through its layers (rollout, ALTI+, ALTI-logit, DecompX): {self.proof.mixes}; "
+            "attention, identifiability, certificates and each layer's own contributions stay."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         proof = self.proof
@@ -50,6 +62,8 @@ class Report:
             "trusted": self.trusted,
             "reasons": list(self.reasons),
             "error_d": proof.error_d,
+            "error_f": proof.error_f,
+            "following": self.following,
             "layers": [_layer(site) for site in proof.sites],
         }
 
@@ -67,8 +81,9 @@ def _layer(site: AttentionSite) -> dict[str, Any]:
         "a": site.error_a,
         "b": site.error_b,
         "c": site.error_c,
+        "e": site.error_e,
         "keys": site.keys_error,
-        "reason": site.reason_b or site.reason_c,
+        "reason": site.reason_b or site.reason_c or site.reason_e,
     }
 
 

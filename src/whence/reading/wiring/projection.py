@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whence.core.numerics.tolerances import weight_rank_tolerance
 from whence.reading.wiring.dataflow import (
     ADD,
     DIV,
@@ -24,9 +25,6 @@ from whence.reading.wiring.dataflow import (
 )
 from whence.reading.wiring.op_graph import Node, Op, deviation, flat
 from whence.reading.wiring.row_map import find_row_map, turn
-
-RANK_TOLERANCE = torch.finfo(torch.float32).eps
-"""σ_min/σ_max below which a projection's slice is not of full rank: float32's eps, since weights hold no more than that."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Projection:
         """Whether every head's slice has full row rank, so that T = V W has the column space of V. Measured once."""
         if self.weight.shape[-2] > self.weight.shape[-1]:
             return False
-        return self.condition < 1 / RANK_TOLERANCE
+        return self.condition * weight_rank_tolerance(self.weight.dtype) < 1
 
     @cached_property
     def condition(self) -> float:
@@ -263,7 +261,10 @@ def _narrows(start: Node, most: int = 200) -> Iterator[Node]:
         if len(op.outputs) != 1:
             continue
         same = {id(n) for n in (*origins(op.outputs[0]), *closure(op.outputs[0]))}
-        if all(id(n) in same for use in pending.values() for n in use.inputs if id(n) in known):
+        onward = [
+            use for use in pending.values() if use.name not in PASSIVE or any(out.consumers for out in use.outputs)
+        ]
+        if all(id(n) in same for use in onward for n in use.inputs if id(n) in known):
             yield op.outputs[0]
 
 
