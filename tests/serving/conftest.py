@@ -24,7 +24,7 @@ def model() -> Any:
 
 @pytest.fixture(scope="session")
 def limits() -> Limits:
-    return Limits(body=4096, text=600, tokens=64, jobs=4, seconds=60, traces=4)
+    return Limits(body=4096, text=600, tokens=64, jobs=4, seconds=60, trace_bytes=4_000_000)
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from whence.cli._app import Debug, Json, Quiet, messages, print_json, results
-from whence.errors import InputError
+
+if TYPE_CHECKING:
+    from whence.identifiable.conversion.probes import Probe
+    from whence.identifiable.conversion.result import Converted
+
+CHECKPOINT = "distillation.safetensors"
 
 
 def command(
@@ -47,56 +53,79 @@ def command(
 
     Every key projection becomes the value projection times a fitted matrix, and the model is distilled back to the
     original's hidden states on texts of all lengths. The result is plain weights of the original's class, with
-    fidelity.json and a model card. Stopped, the same command goes on from its checkpoint.
+    fidelity.json and a model card. Stopped, the same command goes on from its checkpoint; another command is refused.
     """
-    import random
-
     from whence.identifiable.conversion.convert import tie_keys
-    from whence.identifiable.conversion.probes import Probe
     from whence.identifiable.conversion.refusal import refuse_unfit
-    from whence.identifiable.conversion.result import fidelity_table
-    from whence.identifiable.data import read_labelled
     from whence.model.load import load
     from whence.reading.texts import read_texts
+    from whence.results.run_folder import NAME, run_folder
+    from whence.results.run_identity import RunIdentity, hash_texts
 
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{str(out)!r} is a file; give a folder.")
     loaded = load(model)
     refuse_unfit(loaded)  # before the texts are read
-    probes = []
-    if probe is not None:
-        rows = list(zip((data := read_labelled(probe, text, label)).texts, data.labels, strict=True))
-        random.Random(seed).shuffle(rows)
-        cut = max(1, len(rows) // 5)
-        probes = [Probe(Path(probe).stem, rows[cut:], rows[:cut])]
-    out.mkdir(parents=True, exist_ok=True)
-    checkpoint = out / "distillation.pt"
+    probes = [] if probe is None else [_probe(probe, text, label, seed)]
+    fitting = _non_empty(read_texts(texts, text).texts, quiet)
+    measured = None if held_out is None else _non_empty(read_texts(held_out, text).texts, quiet)
+    beginning = None if start is None else load(start)
+    options: dict[str, Any] = {
+        "steps": steps, "learning_rate": learning_rate, "tokens": tokens, "max_length": max_length,
+        "embedding_weight": embedding_weight, "seed": seed,
+    }  # fmt: skip
+    hashes = {"weights": loaded.weights_hash, "texts": hash_texts(fitting)}
+    if measured is not None:
+        hashes["held-out texts"] = hash_texts(measured)
+    if beginning is not None:
+        hashes["start"] = beginning.weights_hash
+    hashes |= {f"probe {one.name}": hash_texts([*one.train, *one.test]) for one in probes}
+    run = run_folder(out, RunIdentity("convert", hashes, options), state=CHECKPOINT)
+    if run.finished:
+        messages.print(f"The run in {str(out)!r} is finished: nothing was done.")
+        (out / CHECKPOINT).unlink(missing_ok=True)
+        if as_json:
+            print_json(json.loads((out / "fidelity.json").read_text(encoding="utf-8")) | {"folder": str(out)})
+        return
     made = tie_keys(
         loaded,
-        _non_empty(read_texts(texts, text).texts, quiet),
-        steps,
-        held_out=None if held_out is None else _non_empty(read_texts(held_out, text).texts, quiet),
+        fitting,
+        held_out=measured,
         probes=probes,
-        learning_rate=learning_rate,
-        tokens=tokens,
-        max_length=max_length,
-        start=start,
-        embedding_weight=embedding_weight,
-        seed=seed,
-        checkpoint=checkpoint,
+        start=beginning,
+        checkpoint=out / CHECKPOINT,
         progress=None if quiet else _progress(steps),
         say=None if quiet else messages.print,
+        **options,
     )
     made.save(out)
-    checkpoint.unlink(missing_ok=True)
+    run.finish([p.name for p in sorted(out.iterdir()) if p.is_file() and p.name not in (NAME, CHECKPOINT)])
+    (out / CHECKPOINT).unlink(missing_ok=True)
     if as_json:
         print_json(made.to_dict() | {"folder": str(out)})
-        return
+    else:
+        _show(made)
+
+
+def _show(made: Converted) -> None:
+    from whence.identifiable.conversion.result import fidelity_table
+
     results.print(fidelity_table(made.before, made.after), markup=False, highlight=False, soft_wrap=True)
     for name, (before, after) in made.after.probes.items():
         results.print(f"probe {name}: original {100 * before:.1f}, converted {100 * after:.1f}", highlight=False)
     for sentence in made.statement.sentences():
         results.print(f"- {sentence}", markup=False, highlight=False)
+
+
+def _probe(file: str, text: str | None, label: str, seed: int) -> Probe:
+    """A fifth of the labelled texts to test on, the rest to fit the probe to."""
+    import random
+
+    from whence.identifiable.conversion.probes import Probe
+    from whence.identifiable.data import read_labelled
+
+    rows = list(zip((data := read_labelled(file, text, label)).texts, data.labels, strict=True))
+    random.Random(seed).shuffle(rows)
+    cut = max(1, len(rows) // 5)
+    return Probe(Path(file).stem, rows[cut:], rows[:cut])
 
 
 def _non_empty(found: tuple[str, ...], quiet: bool) -> list[str]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import secrets
+from socket import gethostname
 from typing import Annotated
 
 import typer
@@ -27,6 +31,9 @@ def command(
     allow_host: Annotated[
         list[str] | None, typer.Option("--allow-host", metavar="NAME", help="A further host name to answer to.")
     ] = None,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Off loopback, let everybody in who can reach this machine.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The longest text, in tokens.")] = 1024,
     max_jobs: Annotated[int, typer.Option("--max-jobs", min=1, help="Jobs that run or wait at once.")] = 8,
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that one job may take.")] = 300.0,
@@ -36,8 +43,9 @@ def command(
 ) -> None:
     """Serve the page: a text box, the models named here, and every measure on demand.
 
-    It listens on this machine only unless --host says otherwise, answers no other site, loads no model that was not
-    named here, and needs no network. Stop it with Ctrl-C.
+    It listens on this machine only unless --host says otherwise; then callers need the token in the link it prints
+    ($WHENCE_TOKEN sets it). It answers no other site, loads no model that was not named here, and needs no network.
+    Stop it with Ctrl-C.
     """
     try:
         import uvicorn  # noqa: F401
@@ -54,13 +62,34 @@ def command(
         raise InputError(
             f"cannot listen on {host} port {port}: {problem.strerror}. Choose another with --port."
         ) from problem
-    where = (
-        f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0', '::', '::1') else host}:{socket.getsockname()[1]}/"
-    )
-    if not quiet:
-        messages.print(f"whence serves {', '.join(names)} at {where} (Ctrl-C stops it)", soft_wrap=True)
+    port = socket.getsockname()[1]
+    token = None if no_token or _is_loopback(host) else os.environ.get("WHENCE_TOKEN") or secrets.token_urlsafe(24)
+    everywhere = host in ("0.0.0.0", "::")
+    named = gethostname() if everywhere else "localhost" if host in ("127.0.0.1", "::1") else host
+    where = f"http://{f'[{named}]' if ':' in named else named}:{port}/{f'?token={token}' if token else ''}"
+    if not quiet or token:
+        messages.print(
+            f"whence serves {', '.join(names)} at {where} (Ctrl-C stops it)",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
+    if not _is_loopback(host):
+        who = "whoever has this link" if token else "EVERYBODY who can reach this machine"
+        place = "every address of this machine" if everywhere else host
+        messages.print(f"It listens on {place}, port {port}: {who} may use it.", soft_wrap=True)
     if open_:
         from whence.cli._browser import open_in_browser
 
         open_in_browser(where)
-    run(names, socket, limits=limits, hosts=frozenset({host, *(allow_host or [])}), quiet=quiet)
+    run(
+        names, socket, limits=limits, hosts=frozenset({host, named, *(allow_host or [])}), any_address=everywhere,
+        token=token, quiet=quiet,
+    )  # fmt: skip
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

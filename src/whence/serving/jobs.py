@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -42,6 +43,7 @@ class Job:
     message: str = "Waiting"
     result: Any = None
     error: str | None = None
+    size: int = 0  # bytes of the result as JSON
     cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
 
     @property
@@ -87,8 +89,12 @@ class Jobs:
         return job
 
     def _trim(self) -> None:
-        spare = len(self._jobs) - self.limits.results
-        for job in [j for j in self._jobs.values() if j.finished][: max(spare, 0)]:
+        """Let the oldest finished jobs go while there are too many, or their results are too large."""
+        total = sum(job.size for job in self._jobs.values())
+        for job in [j for j in self._jobs.values() if j.finished]:
+            if len(self._jobs) <= self.limits.results and total <= self.limits.result_bytes:
+                break
+            total -= job.size
             del self._jobs[job.id]
         self._by_key = {key: i for key, i in self._by_key.items() if i in self._jobs}
 
@@ -96,10 +102,12 @@ class Jobs:
         with self._lock:
             return self._jobs.get(job_id)
 
-    def forget(self, key: str) -> None:
-        """Compute this key again when it is asked for next."""
+    def forget_finished(self, key: str) -> None:
+        """Compute this key again when it is asked for next, unless it is being computed now."""
         with self._lock:
-            self._by_key.pop(key, None)
+            known = self._jobs.get(self._by_key.get(key, ""))
+            if known is not None and known.finished:
+                del self._by_key[key]
 
     def cancel(self, job: Job) -> None:
         """Stop it at its next step; one that has not begun never does."""
@@ -123,6 +131,7 @@ class Jobs:
         job.state, job.message = "running", "Working"
         try:
             job.result = work(step)
+            job.size = len(json.dumps(job.result))
             job.progress, job.message, job.state = 1.0, "Done", "done"
         except _Stopped as stopped:
             job.error = str(stopped)
@@ -146,7 +155,7 @@ class Jobs:
             return sum(not job.finished for job in self._jobs.values())
 
     def close(self) -> None:
-        """Cancel what runs, take nothing more."""
+        """Cancel what runs, take nothing more. A job ends at its next step, which may be a while."""
         with self._lock:
             jobs = list(self._jobs.values())
         for job in jobs:

@@ -21,7 +21,13 @@ class Limits:
     """Jobs that run at once."""
     seconds: float = 300.0
     """How long one job may take."""
-    traces: int = 16
-    """Traces kept in memory; the one not used for longest goes first."""
+    trace_bytes: int = 1 << 30
+    """Bytes of traces kept in memory, with their blocks; the one not used for longest goes first."""
     results: int = 512
     """Finished jobs that can still be asked for."""
+    result_bytes: int = 64 << 20
+    """Bytes of their results."""
+    arrival: float = 20.0
+    """Seconds that a request may take to arrive, headers and body."""
+    waiting: int = 128
+    """Connections of one client that have not sent a whole request; beyond it the oldest is closed."""

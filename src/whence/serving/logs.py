@@ -19,7 +19,7 @@ class _Lines(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)  # ASCII: no line separator, control or direction mark of a caller reaches a terminal
 
 
 def start_logging(*, quiet: bool = False) -> None:

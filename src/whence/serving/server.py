@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 import uvicorn
 
 from whence.serving.app import create_app
+from whence.serving.connections import patient_protocol
 from whence.serving.limits import Limits
 from whence.serving.logs import start_logging
 
-GRACE = 5  # seconds that open answers get when the server stops
+GRACE = 3  # seconds that open answers get when the server stops
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -23,7 +26,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
-        made.listen(128)
+        made.listen(1024)
     except OSError:
         made.close()
         raise
@@ -32,25 +35,37 @@ def listen(host: str, port: int) -> socket.socket:
 
 def run(
     models: Sequence[str], at: socket.socket, *, limits: Limits | None = None, hosts: frozenset[str] = frozenset(),
-    quiet: bool = False,
+    any_address: bool = False, token: str | None = None, quiet: bool = False,
 ) -> None:  # fmt: skip
-    """Serve until interrupted; streams end at once, other answers within a few seconds."""
+    """Serve until interrupted; streams end at once, other answers within a few seconds, jobs are not waited for."""
     start_logging(quiet=quiet)
+    bounds = limits or Limits()
     # Jobs run side by side: together they take the cores once, not each of them all of them.
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // (limits or Limits()).workers))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // bounds.workers))
     holder: list[uvicorn.Server] = []
     names = frozenset(_bracketed(host) for host in hosts)
-    app = create_app(models, limits=limits, hosts=names, stopping=lambda: bool(holder and holder[0].should_exit))
+    app = create_app(
+        models, limits=bounds, hosts=names, any_address=any_address, token=token,
+        stopping=lambda: bool(holder and holder[0].should_exit),
+    )  # fmt: skip
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=GRACE,
         server_header=False,
-        limit_concurrency=256,
+        http=patient_protocol(bounds),
+        h11_max_incomplete_event_size=16 * 1024,
+        limit_concurrency=1024,
+        backlog=1024,
     )
     holder.append(uvicorn.Server(config))
-    holder[0].run(sockets=[at])
+    with suppress(KeyboardInterrupt):  # uvicorn raises the signal again when everything is closed
+        holder[0].run(sockets=[at])
+    if app.state.jobs.waiting:
+        # A job's thread may be in the middle of a long computation, and Python would wait for its end.
+        logging.shutdown()
+        os._exit(0)
 
 
 def _bracketed(host: str) -> str:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import uuid
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from whence.errors import InputError
 from whence.model.load import Model, load
 from whence.reading.trace import Trace
+from whence.results.provenance import Provenance
 
 
 class Shelf:
@@ -23,9 +29,15 @@ class Shelf:
     def __init__(self, names: Sequence[str | Model]) -> None:
         self._places: dict[str, str | Model] = {}
         for place in names:
-            self._places.setdefault(place.name if isinstance(place, Model) else public_name(place), place)
+            if place not in self._places.values():
+                self._places[self._free_name(place.name if isinstance(place, Model) else public_name(place))] = place
         self._locks = {name: threading.Lock() for name in self._places}
         self._loaded: dict[str, Model] = {}
+
+    def _free_name(self, name: str) -> str:
+        """`name`, or with a number where another folder has it already."""
+        numbered = (name if i == 1 else f"{name} ({i})" for i in count(1))
+        return next(free for free in numbered if free not in self._places)
 
     @property
     def names(self) -> list[str]:
@@ -66,13 +78,45 @@ class Entry:
     manifest: dict[str, Any]
     blocks: dict[str, bytes] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    serial: str = field(default_factory=lambda: uuid.uuid4().hex)  # another one when the trace is made again
+
+    @cached_property
+    def _own_bytes(self) -> int:
+        return tensor_bytes(self.trace) + len(json.dumps(self.manifest))
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in memory: the tensors of the trace, the manifest, the blocks made so far."""
+        return self._own_bytes + sum(map(len, list(self.blocks.values())))
+
+
+def tensor_bytes(thing: Any) -> int:
+    """Bytes of all tensors that hang on a result, each storage once; the model is nobody's own and is not counted."""
+    storages: dict[int, int] = {}
+
+    def walk(value: Any) -> None:
+        if isinstance(value, Tensor):
+            storage = value.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(value, Mapping):
+            for part in value.values():
+                walk(part)
+        elif isinstance(value, (tuple, list)):
+            for part in value:
+                walk(part)
+        elif is_dataclass(value) and not isinstance(value, (Model, Provenance)):
+            for part in fields(value):
+                walk(getattr(value, part.name))
+
+    walk(thing)
+    return sum(storages.values())
 
 
 class Traces:
-    """The traces in memory; beyond `size` the one not used for longest goes."""
+    """The traces in memory; beyond `limit` bytes the one not used for longest goes. The newest always stays."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, Entry] = OrderedDict()
 
@@ -86,5 +130,16 @@ class Traces:
         with self._lock:
             self._entries[key] = entry
             self._entries.move_to_end(key)
-            while len(self._entries) > self.size:
-                self._entries.popitem(last=False)
+        self.trim()
+
+    @property
+    def bytes(self) -> int:
+        with self._lock:
+            return sum(entry.bytes for entry in self._entries.values())
+
+    def trim(self) -> None:
+        """Let traces go until the rest fits; called when one was added, or has grown."""
+        with self._lock:
+            total = sum(entry.bytes for entry in self._entries.values())
+            while total > self.limit and len(self._entries) > 1:
+                total -= self._entries.popitem(last=False)[1].bytes

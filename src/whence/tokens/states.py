@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ class Store:
     def __init__(self, budget: int = BUDGET, folder: str | Path | None = None) -> None:
         self.budget = budget
         self._parent = folder
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._files: list[IO[bytes]] = []  # without names: whatever ends the process, nothing of them is left
         self._waiting: list[list[Tensor]] = []
         self._bytes = 0
         self._rows = 0
@@ -47,12 +47,12 @@ class Store:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._ready.clear()
         self._waiting.clear()
-        if self._folder is not None:
-            self._folder.cleanup()
+        for file in self._files:
+            file.close()
 
     @property
     def on_disk(self) -> bool:
-        return self._folder is not None
+        return bool(self._files)
 
     @property
     def bytes(self) -> int:
@@ -71,22 +71,21 @@ class Store:
         if self._bytes > self.budget:
             self._spill()
 
-    def _file(self, layer: int) -> Path:
-        if self._folder is None:
-            try:
-                self._folder = tempfile.TemporaryDirectory(prefix="whence-states-", dir=self._parent)
-            except OSError as problem:
-                raise InputError(
-                    f"folder={str(self._parent)!r} cannot hold the states: {problem.strerror}."
-                ) from problem
-        return Path(self._folder.name) / f"{layer}.f32"
+    def _open(self) -> None:
+        try:
+            for _ in self._waiting:
+                self._files.append(tempfile.TemporaryFile(dir=self._parent))  # noqa: SIM115 (closed in __exit__)
+        except OSError as problem:
+            raise InputError(f"folder={str(self._parent)!r} cannot hold the states: {problem.strerror}.") from problem
 
     def _spill(self) -> None:
+        if not self._files:
+            self._open()
         try:
-            for i, rows in enumerate(self._waiting):
-                with self._file(i).open("ab") as file:
-                    for part in rows:
-                        file.write(part.numpy().tobytes())
+            for file, rows in zip(self._files, self._waiting, strict=True):
+                for part in rows:
+                    file.write(part.numpy().tobytes())
+                file.flush()
                 rows.clear()
         except OSError as problem:
             raise UnavailableError(
@@ -100,10 +99,7 @@ class Store:
         if self.on_disk:
             self._spill()
             shape = (self._rows, self._width)
-            self._ready = [
-                torch.from_numpy(np.memmap(self._file(i), np.float32, "r+", shape=shape))
-                for i in range(len(self._waiting))
-            ]
+            self._ready = [torch.from_numpy(np.memmap(file, np.float32, "r+", shape=shape)) for file in self._files]
             return
         for rows in self._waiting:  # a layer at a time, so that no two copies of everything exist
             self._ready.append(torch.cat(rows))

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from whence.errors import InputError, ModelError
 from whence.identifiable.conversion import closed_form
-from whence.identifiable.conversion.distillation import History, Schedule, distil
+from whence.identifiable.conversion.checkpoint import History
+from whence.identifiable.conversion.distillation import Schedule, distil
 from whence.identifiable.conversion.fidelity import Fidelity, compare, groups, probe
 from whence.identifiable.conversion.probes import Probe
 from whence.identifiable.conversion.refusal import refuse_unfit
@@ -96,7 +97,17 @@ def tie_keys(
     schedule = Schedule(steps, learning_rate, tokens, seed=seed, embedding_weight=embedding_weight)
     where = None if checkpoint is None else Path(checkpoint)
     history = (
-        distil(student, chosen.model, corpus, schedule, checkpoint=where, progress=progress) if steps else History()
+        distil(
+            student,
+            chosen.model,
+            corpus,
+            schedule,
+            checkpoint=where,
+            start=None if start is None else as_model(start).weights_hash,
+            progress=progress,
+        )
+        if steps
+        else History()
     )
     student.requires_grad_(True)
     mixing = tuple(fold(places))

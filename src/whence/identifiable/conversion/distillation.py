@@ -11,15 +11,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from whence.errors import ModelError
+from whence.identifiable.conversion.checkpoint import Checkpoint, History
 from whence.identifiable.conversion.windows import Corpus, batch
+from whence.model.load import hash_weights
+from whence.results.run_identity import RunIdentity
 
 Progress = Callable[[int, float], None]
 
@@ -43,14 +45,6 @@ class Schedule:
             return self.learning_rate * (step + 1) / rise
         done = (step - rise) / max(1, self.steps - rise)
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
-
-
-@dataclass
-class History:
-    """What distillation went through."""
-
-    losses: list[float] = field(default_factory=list)
-    cpu_seconds: float = 0.0
 
 
 def states(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
@@ -83,21 +77,30 @@ def distil(
     schedule: Schedule,
     *,
     checkpoint: Path | None = None,
+    start: str | None = None,
     every: int = 100,
     progress: Progress | None = None,
 ) -> History:
-    """Train `tied` in place. With `checkpoint`, a file written every so many steps from which a stopped run goes on."""
+    """Train `tied` in place. With `checkpoint`, a file written every so many steps from which a stopped run goes on.
+
+    The checkpoint of another original, other texts, another `start` (the hash of the weights that `tied` began with,
+    where they are not the closed form of the original's) or another schedule is refused.
+    """
     parameters = [p for p in tied.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(
         parameters, lr=schedule.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
     )
-    history = History()
-    start = _resume(checkpoint, tied, optimiser, history, schedule)
+    state = None
+    if checkpoint is not None:
+        hashes = {"weights": hash_weights(original), "texts": corpus.digest}
+        identity = RunIdentity("distillation", hashes if start is None else {**hashes, "start": start}, vars(schedule))
+        state = Checkpoint(checkpoint, identity, tied, optimiser)
+    first, history = (0, History()) if state is None else state.resume()
     tied.eval()  # no dropout: the original's states are exact targets
     original.eval()
     device = parameters[0].device
     begun = time.process_time() - history.cpu_seconds
-    for step in range(start, schedule.steps):
+    for step in range(first, schedule.steps):
         inputs = {k: t.to(device) for k, t in batch(corpus, schedule.tokens, schedule.seed, step).items()}
         with torch.no_grad():
             wanted = states(original, inputs)
@@ -119,48 +122,6 @@ def distil(
         history.cpu_seconds = time.process_time() - begun
         if progress is not None:
             progress(step + 1, value)
-        if checkpoint is not None and (step + 1) % every == 0:
-            _save(checkpoint, tied, optimiser, history, schedule, step + 1)
-    if checkpoint is not None and schedule.steps > start:
-        _save(checkpoint, tied, optimiser, history, schedule, schedule.steps)
+        if state is not None and ((step + 1) % every == 0 or step + 1 == schedule.steps):
+            state.save(step + 1, history)
     return history
-
-
-def _save(
-    path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, history: History, schedule: Schedule, step: int
-) -> None:
-    part = path.with_suffix(".part")
-    trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    torch.save(
-        {
-            "schedule": vars(schedule),
-            "step": step,
-            "model": trained,
-            "optimiser": optimiser.state_dict(),
-            "losses": history.losses,
-            "cpu_seconds": history.cpu_seconds,
-        },
-        part,
-    )
-    part.replace(path)
-
-
-def _resume(
-    path: Path | None, model: nn.Module, optimiser: torch.optim.Optimizer, history: History, schedule: Schedule
-) -> int:
-    if path is None or not path.exists():
-        return 0
-    saved: dict[str, Any] = torch.load(path, weights_only=True)
-    if saved["schedule"] != vars(schedule):
-        raise ModelError(
-            f"{str(path)!r} is the checkpoint of a run with other settings ({saved['schedule']}); this one has "
-            f"{vars(schedule)}. Give the same settings, or another place."
-        )
-    with torch.no_grad():
-        own = dict(model.named_parameters())
-        for name, value in saved["model"].items():
-            own[name].copy_(value)
-    optimiser.load_state_dict(saved["optimiser"])
-    history.losses = list(saved["losses"])
-    history.cpu_seconds = saved["cpu_seconds"]
-    return int(saved["step"])

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from whence.errors import WhenceError
-from whence.identifiable.conversion.distillation import History
+from whence.identifiable.conversion.checkpoint import History
 from whence.identifiable.conversion.fidelity import Fidelity
 from whence.identifiable.statement import Statement
 from whence.model.load import Model, quietly
+from whence.results.files import make_folder, whole_files
 from whence.results.provenance import Provenance
 
 
@@ -46,20 +46,15 @@ class Converted:
 
     def save(self, folder: str | Path) -> Path:
         """Plain weights of the original's own class, tokenizer, fidelity.json and a model card."""
-        place = Path(folder).expanduser()
+        place = make_folder(folder)
         model: Any = self.model.model
-        try:
-            place.mkdir(parents=True, exist_ok=True)
+        with whole_files(place) as scratch:
             with quietly():
-                model.save_pretrained(place)
+                model.save_pretrained(scratch)
                 if self.model.tokenizer is not None:
-                    self.model.tokenizer.save_pretrained(place)
-            (place / "fidelity.json").write_text(json.dumps(self.to_dict(), indent=2), encoding="utf-8")
-            (place / "README.md").write_text(self.card(), encoding="utf-8")
-        except OSError as problem:
-            raise WhenceError(
-                f"{str(place)!r} could not be written: {problem}. The model in memory is untouched."
-            ) from problem
+                    self.model.tokenizer.save_pretrained(scratch)
+            (scratch / "fidelity.json").write_text(json.dumps(self.to_dict(), indent=2), encoding="utf-8")
+            (scratch / "README.md").write_text(self.card(), encoding="utf-8")
         return place
 
     def card(self) -> str:

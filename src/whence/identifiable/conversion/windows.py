@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
+from whence.results.run_identity import hash_texts
 
 SHORTEST = 16  # tokens of the shortest window that is cut on purpose
 
@@ -25,6 +26,11 @@ class Corpus:
     after: tuple[int, ...]
     pad: int
     longest: int  # tokens that the model has positions for, special ones included
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything that batches are made of."""
+        return hash_texts([self.before, self.after, (self.pad, self.longest), *self.texts])
 
     @property
     def room(self) -> int:

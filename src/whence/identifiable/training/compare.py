@@ -109,10 +109,8 @@ def compare(
     for seed in seeds:
         for variant in variants:
             place = folder / f"{variant}-{seed}"
-            if not (place / "metrics.json").exists():
-                train(
-                    data, test, out=place, settings=replace(settings, variant=variant, seed=seed), quiet=quiet, say=say
-                )
+            # A finished run is found finished, and another run's folder refused, by `train` itself.
+            train(data, test, out=place, settings=replace(settings, variant=variant, seed=seed), quiet=quiet, say=say)
             metrics = json.loads((place / "metrics.json").read_text(encoding="utf-8"))
             done[variant].append(metrics)
             if say is not None:

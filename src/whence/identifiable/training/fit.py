@@ -22,9 +22,11 @@ from whence.identifiable.modeling_identifiable import IdentifiableForSequenceCla
 from whence.identifiable.training.batches import Encoded, Pad, encode, split
 from whence.identifiable.training.card import card
 from whence.identifiable.training.variants import overrides
-from whence.identifiable.training.vocabulary import tokenizer_of, train_tokenizer
+from whence.identifiable.training.vocabulary import hash_tokenizer, tokenizer_of, train_tokenizer
 from whence.model.load import quietly
-from whence.results.files import write_atomically
+from whence.results.files import whole_files
+from whence.results.run_folder import RunFolder, run_folder
+from whence.results.run_identity import RunIdentity, hash_texts
 
 Say = Callable[[str], None]
 
@@ -80,7 +82,8 @@ def train(
 
     `data`: labelled texts, of which a share is set aside for validation and early stopping. `test`: scored once, at
     the end, with the best checkpoint. `out`: the folder; if it holds checkpoints of the same run, training goes on
-    from the last whole one and ends with the weights that an uninterrupted run ends with.
+    from the last whole one and ends with the weights that an uninterrupted run ends with. Another run's folder is
+    refused with the difference named; a finished run is given back as it is.
 
     >>> import tempfile
     >>> from whence.identifiable.training.demo import demo_data
@@ -98,12 +101,11 @@ def train(
         test.check_known(classes)
         if not len(test):
             raise InputError(f"{test.source} holds no texts to test on.")
-    folder = Path(out).expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise InputError(f"the folder {str(folder)!r} cannot be made: {problem.strerror}.") from problem
-    _same_run(folder, settings, data)
+    run = run_folder(out, _identity(settings, data, test), state="checkpoints/checkpoint-*")
+    folder = run.path
+    if run.finished:
+        say(f"The run in {str(folder)!r} is finished: nothing was done.")
+        return _finished(folder)
 
     train_part, valid_part = split(data, settings.validation, settings.seed)
     tokenizer = (
@@ -123,21 +125,19 @@ def train(
         say(f"{data.empty} empty texts were left out.")
 
     trainer = _trainer(folder, settings, tokenizer, classes, parts, quiet)
-    from whence.identifiable.training.trainer import discard_partial, last_checkpoint
+    from whence.identifiable.training.trainer import resume_point
 
-    if trainer.is_world_process_zero():
-        discard_partial(folder / "checkpoints")
     begun = time.perf_counter()
-    start = last_checkpoint(folder / "checkpoints")
+    start = resume_point(folder / "checkpoints")
     if start is not None:
         say(f"Going on from {start.name}.")
     with quietly():
-        result = trainer.train(resume_from_checkpoint=str(start) if start else None)
+        trainer.train(resume_from_checkpoint=str(start) if start else None)
         seconds = time.perf_counter() - begun
         model = trainer.model
-        metrics = _metrics(settings, data, parts, classes, truncated, model, trainer, result, seconds)
+        metrics = _metrics(settings, data, parts, classes, truncated, model, trainer, seconds)
         if trainer.is_world_process_zero():
-            _write(folder, model, tokenizer, metrics)
+            _write(run, model, tokenizer, metrics)
     model.eval()
     return Trained(model, tokenizer, metrics, folder)
 
@@ -179,7 +179,6 @@ def _trainer(
         save_strategy=strategy,
         eval_steps=settings.checkpoint_steps,
         save_steps=settings.checkpoint_steps or 500,
-        save_total_limit=2,
         load_best_model_at_end=True,
         metric_for_best_model="accuracy",
         greater_is_better=True,
@@ -220,7 +219,6 @@ def _metrics(
     truncated: int,
     model: IdentifiableForSequenceClassification,
     trainer: Any,
-    result: Any,
     seconds: float,
 ) -> dict[str, Any]:
     best = trainer.evaluate(parts["validation"], metric_key_prefix="validation")
@@ -245,35 +243,42 @@ def _metrics(
         "max_length": settings.max_length,
         "epochs": trainer.state.epoch or 0.0,
         "steps": trainer.state.global_step,
-        "train_loss": result.training_loss,
+        "train_loss": trainer.total_loss / max(1, trainer.state.global_step),
         "seed": settings.seed,
         "seconds": seconds,
         "settings": asdict(settings),
     }
 
 
-def _write(folder: Path, model: IdentifiableForSequenceClassification, tokenizer: Any, metrics: dict[str, Any]) -> None:
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    write_atomically(folder / "README.md", card(metrics, model.identifiability_statement()).encode())
-    write_atomically(folder / "metrics.json", json.dumps(metrics, indent=2).encode())
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # the folder itself now holds the best of them
+def _write(
+    run: RunFolder, model: IdentifiableForSequenceClassification, tokenizer: Any, metrics: dict[str, Any]
+) -> None:
+    with whole_files(run.path) as scratch:
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        (scratch / "README.md").write_text(card(metrics, model.identifiability_statement()), encoding="utf-8")
+        (scratch / "metrics.json").write_text(json.dumps(metrics, indent=2), encoding="utf-8")
+        names = [path.name for path in scratch.iterdir()]
+    run.finish(names)
+    shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # the folder itself now holds the best of them
 
 
-def _same_run(folder: Path, settings: Settings, data: Labelled) -> None:
-    """A folder belongs to one run: another one's checkpoints are not gone on from, and its model is not overwritten."""
-    mark: dict[str, Any] = {"settings": asdict(settings), "data": data.source, "texts": len(data)}
-    place = folder / "run.json"
-    if place.exists():
-        before = json.loads(place.read_text(encoding="utf-8"))
-        if before != json.loads(json.dumps(mark)):
-            changed = [k for k, v in mark["settings"].items() if before["settings"].get(k) != json.loads(json.dumps(v))]
-            raise InputError(
-                f"{str(folder)!r} holds a run with other "
-                f"{'settings (' + ', '.join(changed) + ')' if changed else 'data'}: give another "
-                "folder, or remove this one."
-            )
-    elif any((folder / "checkpoints").glob("checkpoint-*")):
-        raise InputError(f"{str(folder)!r} holds checkpoints of an unknown run: give another folder.")
-    else:
-        write_atomically(place, json.dumps(mark, indent=2).encode())
+def _finished(folder: Path) -> Trained:
+    from transformers import AutoTokenizer
+
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # a kill may have come between the end and the removal
+    with quietly():
+        model = IdentifiableForSequenceClassification.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    return Trained(model.eval(), tokenizer, metrics, folder)
+
+
+def _identity(settings: Settings, data: Labelled, test: Labelled | None) -> RunIdentity:
+    """What decides the trained weights and the metrics."""
+    hashes = {"training texts": hash_texts(zip(data.texts, data.labels, strict=True))}
+    if test is not None:
+        hashes["test texts"] = hash_texts(zip(test.texts, test.labels, strict=True))
+    if settings.tokenizer is not None:
+        hashes["tokenizer"] = hash_tokenizer(tokenizer_of(settings.tokenizer))
+    return RunIdentity("train", hashes, asdict(settings))
