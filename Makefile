@@ -6,7 +6,11 @@
 #   make bench        the benchmarks                make studies      the studies of docs/
 #   make docs         the documentation as a site    make figures      its pictures, made again
 #   make conformance  every model family that transformers knows, read and proved
-#   make torture      what takes long: thousands of odd calls to the core
+#   make torture      odd calls to the core, kills, failures in threads, a crowd at the server: long
+#   make test-lowest  core, reading and mixing on the lowest versions that pyproject.toml allows
+#   make test-newest  the test suite on the newest versions, but for torch
+#   make lock         requirements.lock made again   make audit        its packages, looked up for known holes
+#   make wheel        the wheel and its software bill of materials, in dist/
 #   make clean        remove the virtual environment and the caches
 #
 # Another interpreter: make test PYTHON=python3.12 VENV=.venv-3.12
@@ -16,8 +20,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.installed
 
-# torch is pinned: see constraints.txt.
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+# Versions are those of the lock, so that every machine tests what CI tests; torch is pinned besides (constraints.txt).
+CONSTRAINTS ?= requirements.lock
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -c $(CONSTRAINTS)
 ASKED := $(if $(filter-out file default undefined,$(origin PYTHON)),asked)
 
 DEMO_TEXT ?= The old doctor told the nurse that she would not leave the ward before the storm was over, because the \
@@ -25,7 +30,8 @@ roads to the village had been closed since noon and nobody knew when they would 
 tea, sat down by the window, and waited for the snow to stop falling on the silent hills.
 
 .DEFAULT_GOAL := help
-.PHONY: help venv setup demo docs figures test lint bench studies conformance torture clean
+.PHONY: help venv setup demo docs figures test lint bench studies conformance torture test-lowest test-newest lock audit \
+	wheel clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -35,19 +41,19 @@ help:
 venv:
 	@scripts/venv "$(PYTHON)" "$(VENV)" $(ASKED)
 
-$(STAMPS)/base: pyproject.toml constraints.txt | venv
+$(STAMPS)/base: pyproject.toml constraints.txt $(CONSTRAINTS) | venv
 	$(INSTALL) -e .
 	@mkdir -p $(@D) && touch $@
 
-$(STAMPS)/dev: pyproject.toml constraints.txt | venv
+$(STAMPS)/dev: pyproject.toml constraints.txt $(CONSTRAINTS) | venv
 	$(INSTALL) -e '.[dev]'
 	@mkdir -p $(@D) && touch $@ $(STAMPS)/base
 
-$(STAMPS)/docs: pyproject.toml constraints.txt | venv
+$(STAMPS)/docs: pyproject.toml constraints.txt $(CONSTRAINTS) | venv
 	$(INSTALL) -e '.[docs]'
 	@mkdir -p $(@D) && touch $@ $(STAMPS)/base
 
-$(STAMPS)/studies: pyproject.toml constraints.txt | venv
+$(STAMPS)/studies: pyproject.toml constraints.txt $(CONSTRAINTS) | venv
 	$(INSTALL) -e '.[dev,train,explain]'
 	@mkdir -p $(@D) && touch $@ $(STAMPS)/dev $(STAMPS)/base
 
@@ -92,6 +98,34 @@ conformance: $(STAMPS)/dev
 
 torture: $(STAMPS)/dev
 	$(BIN)/python scripts/fuzz_core.py --calls 20000
+	$(BIN)/python -m torture.kills
+	$(BIN)/python -m torture.soak
+	$(BIN)/python -m torture.load
+
+# The lowest versions, in an environment of their own.
+LOWEST := .venv-lowest
+LOW_TESTS ?= tests/core tests/reading tests/mixing
+test-lowest:
+	@scripts/venv "$(PYTHON)" $(LOWEST) $(ASKED)
+	@$(PYTHON) scripts/lowest > $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt -c $(LOWEST)/lowest.txt \
+		-e '.[web,plot,explain,train]' pytest pytest-xdist hypothesis networkx psutil httpx
+	$(LOWEST)/bin/python -m pytest -n auto -m "not slow" $(LOW_TESTS)
+
+test-newest:
+	$(MAKE) test VENV=.venv-newest CONSTRAINTS=constraints.txt
+
+lock: | venv
+	$(BIN)/python -m pip install --disable-pip-version-check -q uv
+	scripts/lock $(BIN)/uv
+
+audit: | venv
+	$(BIN)/python -m pip install --disable-pip-version-check -q pip-audit
+	$(BIN)/python -m pip_audit --no-deps --disable-pip -r requirements.lock
+
+wheel: $(STAMPS)/base
+	$(BIN)/python -m pip wheel --disable-pip-version-check -q --no-deps -w dist .
+	$(BIN)/python scripts/sbom > dist/whence.cdx.json
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest .venv-newest dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -105,29 +105,6 @@ def test_the_embedded_models_are_the_ones_they_say(minilm, smollm2):
     assert smollm2.tokenizer.decode(found.logits[-1].argmax()).strip() == "Paris"
 
 
-def test_a_damaged_unpacked_copy_is_made_again(smollm2, monkeypatch, tmp_path):
-    from whence.model import catalogue
-    from whence.model import foreign_weights as converted
-
-    made = []
-    monkeypatch.setattr(converted, "cache_dir", lambda: tmp_path)
-
-    def unpack(_entry, _folder, into):
-        made.append(1)
-        into.mkdir()
-        (into / "model.safetensors").write_bytes(b"weights")
-
-    monkeypatch.setitem(converted.CONVERTERS, "gguf", unpack)
-    model = catalogue.get("smollm2")
-    place = converted.unpacked(model, tmp_path)
-    assert converted.unpacked(model, tmp_path) == place
-    assert made == [1]
-    (place / "model.safetensors").write_bytes(b"other")
-    assert converted.unpacked(model, tmp_path) == place
-    assert made == [1, 1]
-    assert (place / "model.safetensors").read_bytes() == b"weights"
-
-
 def test_importing_whence_loads_no_model_library():
     import subprocess
     import sys

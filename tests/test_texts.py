@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from pathlib import Path
 
@@ -103,7 +104,7 @@ def test_the_only_column_or_a_known_name(tmp_path: Path) -> None:
         ("a.doc", b"x", {}, "ends in '.doc'"),
         ("a.jsonl", b'{"text": "x"}\n{oops}\n', {}, "line 2, is not JSON"),
         ("a.jsonl", b'{"text": 3}\n', {}, "is 3, not a text"),
-        ("a.jsonl", b"[1]\n", {}, "entry 0"),
+        ("a.jsonl", b"[1]\n", {}, "line 1"),
         ("a.json", b'{"text": "x"}', {}, "holds a dict"),
         ("a.json", b"{", {}, "is not JSON"),
     ],
@@ -158,3 +159,55 @@ def test_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert data.labels == (0, 1, 1)
     with pytest.raises(UnavailableError, match="nowhere"):
         read_texts("absent")
+
+
+# -- files that are not what they seem ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", b"text,text,label\nx,y,1\n", r"a\.csv', line 1: the column 'text' is there 2 times"),
+        ("a.tsv", b"text\tlabel\tlabel\nx\ty\tz\n", r"the column 'label' is there 2 times"),
+        ("a.csv", b"text,label\na,1\rb,2\n", r"a\.csv', line 2, has a carriage return without a line feed"),
+        ("a.txt", b"one\ntwo\rthree\n", r"a\.txt', line 2, has a carriage return"),
+        ("a.jsonl", b'{"text": "a"}\r{"text": "b"}\n', r"a\.jsonl', line 1, has a carriage return"),
+        ("a.jsonl", b'{"text": "fine"}\n' + b'{"text": ' * 100_000, r"line 2, is JSON that is nested too deep"),
+        ("a.json", b"[" * 100_000, r"a\.json' is JSON that is nested too deep"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud83d"}\n', r"line 2, holds half a surrogate pair"),
+        ("a.json", b'["fine", "\\udc00"]', r"entry 1, holds half a surrogate pair"),
+        ("a.csv", b"text\nfine\n\xff\n", r"a\.csv', line 3, is not UTF-8"),
+    ],
+)
+def test_odd_files_are_refused_with_line_and_remedy(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=said) as refusal:
+        read_texts(tmp_path / name)
+    assert "\n" not in str(refusal.value)
+
+
+def test_windows_line_ends_are_line_ends(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b'text,label\r\n"two\r\nlines",1\r\n')
+    assert read_texts(tmp_path / "a.csv").texts == ("two\nlines",)
+
+
+def test_a_parquet_file_damaged_anywhere_is_refused(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    texts = [f"text number {i} of a table" for i in range(2000)]
+    table = arrow.table({"text": texts})
+    parquet.write_table(table, path, row_group_size=500, write_page_checksum=True)
+    data, draw = path.read_bytes(), random.Random(0)
+    refused = 0
+    for _ in range(60):
+        harmed = bytearray(data)
+        at = draw.randrange(len(data))
+        harmed[at : at + 40] = draw.randbytes(len(harmed[at : at + 40]))
+        path.write_bytes(harmed if draw.random() < 0.7 else data[:at])
+        try:
+            read = read_texts(path).texts
+        except InputError:
+            refused += 1
+        else:
+            assert len(read) <= 2000
+    assert refused > 30

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from whence.cli._app import Debug, Json, Quiet, messages, print_json, results
 from whence.errors import InputError
+
+if TYPE_CHECKING:
+    from whence.identifiable.data import Labelled
+    from whence.identifiable.training.fit import Trained
 
 
 def command(
@@ -81,13 +85,11 @@ def command(
         raise InputError("Give labelled texts with --data FILE, or --demo to see it work without any (not both).")
     import torch
 
-    from whence.identifiable.data import Labelled, read_labelled
-    from whence.identifiable.training.demo import demo_data
     from whence.identifiable.training.fit import Settings, train
 
     if threads is not None or demo:  # the demo's model is so small that several threads only wait for each other
         torch.set_num_threads(threads or 1)
-    fields: dict[str, Any] = {
+    shape: dict[str, Any] = {
         "hidden_size": hidden_size,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
@@ -99,32 +101,42 @@ def command(
     }
     settings = Settings(
         variant, epochs, batch_size, learning_rate, max_length=max_length, vocab_size=vocab_size, tokenizer=tokenizer,
-        patience=patience, seed=seed, checkpoint_steps=checkpoint_steps, model=fields,
+        patience=patience, seed=seed, checkpoint_steps=checkpoint_steps, model=shape,
     )  # fmt: skip
-    if data is None:
-        train_set: Labelled = demo_data()
-        test_set: Labelled | None = demo_data(1000, seed=1)
-    else:
-        train_set = read_labelled(data, text, label, skip_empty=skip_empty)
-        test_set = read_labelled(test, text, label, skip_empty=skip_empty, split="test") if test else None
-    say = (lambda _: None) if quiet else messages.print
+    train_set, test_set = _texts(data, test, text, label, skip_empty)
     if compare:
         _compare(train_set, test_set, out, settings, variants, seeds, as_json, quiet)
         return
-    made = train(train_set, test_set, out=out, settings=settings, quiet=quiet, say=say)
-    if os.environ.get("RANK", "0") != "0":  # one process speaks for all
-        return
-    if as_json:
-        print_json(made.metrics | {"folder": str(out)})
-        return
-    accuracy = made.metrics["test_accuracy"]
-    shown = (
-        f"test accuracy {accuracy:.4f}"
-        if accuracy is not None
-        else f"validation accuracy {made.metrics['validation_accuracy']:.4f}"
+    say = (lambda _: None) if quiet else messages.print
+    trained = train(train_set, test_set, out=out, settings=settings, quiet=quiet, say=say)
+    if os.environ.get("RANK", "0") == "0":  # one process speaks for all
+        _show(trained, out, as_json)
+
+
+def _texts(
+    data: str | None, test: str | None, text: str | None, label: str, skip_empty: bool
+) -> tuple[Labelled, Labelled | None]:
+    """What to train on and what to test on; without `data`, sentences that whence generates."""
+    from whence.identifiable.data import read_labelled
+    from whence.identifiable.training.demo import demo_data
+
+    if data is None:
+        return demo_data(), demo_data(1000, seed=1)
+    return (
+        read_labelled(data, text, label, skip_empty=skip_empty),
+        read_labelled(test, text, label, skip_empty=skip_empty, split="test") if test else None,
     )
-    results.print(f"{out}: {shown}, {made.metrics['parameters']:,} parameters, {made.metrics['seconds']:.0f} s")
-    for sentence in made.model.identifiability_statement().sentences():
+
+
+def _show(trained: Trained, out: Path, as_json: bool) -> None:
+    metrics = trained.metrics
+    if as_json:
+        print_json(metrics | {"folder": str(out)})
+        return
+    tested = metrics["test_accuracy"] is not None
+    shown = f"{'test' if tested else 'validation'} accuracy {metrics['test_accuracy' if tested else 'validation_accuracy']:.4f}"
+    results.print(f"{out}: {shown}, {metrics['parameters']:,} parameters, {metrics['seconds']:.0f} s")
+    for sentence in trained.model.identifiability_statement().sentences():
         results.print(f"- {sentence}", markup=False, highlight=False)
 
 

@@ -11,6 +11,7 @@ import importlib
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -136,6 +137,15 @@ def _text_column(asked: str | None, columns: Sequence[str], name: str) -> str:
     raise InputError(f"{name!r}: which column holds the texts? Name it with text= (--text); {_found(columns)}")
 
 
+def _is_text(value: str) -> bool:
+    """Whether it can be written: half of a surrogate pair is no character."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _found(columns: Sequence[str]) -> str:
     return f"it has the columns {', '.join(map(repr, columns))}." if columns else "it has no columns."
 
@@ -152,12 +162,23 @@ def _as_text(value: Any, column: str, row: int, name: str) -> str:
 
 
 def _decoded(path: str | os.PathLike[str]) -> str:
+    """The file's text, its line ends written \\n. A carriage return alone is refused: it may be a line end or not."""
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8-sig")
+        data = Path(path).expanduser().read_bytes()
+        content = data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as problem:
-        raise InputError(f"{str(path)!r} is not UTF-8 (byte {problem.start}): save it as UTF-8.") from problem
+        line = data.count(b"\n", 0, problem.start) + 1
+        raise InputError(
+            f"{str(path)!r}, line {line}, is not UTF-8 (byte {problem.start}): save it as UTF-8."
+        ) from problem
     except OSError as problem:
         raise InputError(f"{str(path)!r} cannot be read: {problem.strerror}.") from problem
+    if (at := content.find("\r")) >= 0:
+        raise InputError(
+            f"{str(path)!r}, line {content.count(chr(10), 0, at) + 1}, has a carriage return without a line feed: save "
+            "the file with the line ends of Unix or Windows, or write \\r inside a JSON text."
+        )
+    return content
 
 
 def _plain(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
@@ -170,31 +191,35 @@ def _plain(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterato
 
 
 def _csv(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
-    return _table(path, _fields(_decoded(path), ",", quoted=True))
+    return _table(path, _fields(path, _decoded(path), ",", quoted=True))
 
 
 def _tsv(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
     """Most TSV corpora (GLUE, MRPC) use no quoting, spreadsheets do: taken as unquoted where that fits the header."""
     content = _decoded(path)
-    bare = _fields(content, "\t", quoted=False)
+    bare = _fields(path, content, "\t", quoted=False)
     fits = all(len(fields) == len(bare[0][1]) for _, fields in bare)
     all_quoted = all(f.startswith('"') and f.endswith('"') for _, fields in bare for f in fields)
-    return _table(path, bare if fits and not all_quoted else _fields(content, "\t", quoted=True))
+    return _table(path, bare if fits and not all_quoted else _fields(path, content, "\t", quoted=True))
 
 
-def _fields(content: str, mark: str, *, quoted: bool) -> list[tuple[int, list[str]]]:
+def _fields(path: str | os.PathLike[str], content: str, mark: str, *, quoted: bool) -> list[tuple[int, list[str]]]:
     """(line number, fields) of every line that is not empty."""
     csv.field_size_limit(1 << 30)
     # Lines end at line ends only: str.splitlines would also cut inside a text, at U+2028 and the like.
     lines = io.StringIO(content, newline="")
     reader = csv.reader(lines, delimiter=mark, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE)
-    return [(reader.line_num, fields) for fields in reader if fields]
+    try:
+        return [(reader.line_num, fields) for fields in reader if fields]
+    except csv.Error as problem:
+        raise InputError(f"{str(path)!r}, line {reader.line_num}: {problem}. Quote the text.") from problem
 
 
 def _table(path: str | os.PathLike[str], found: list[tuple[int, list[str]]]) -> tuple[list[str], Iterator[Row]]:
     if not found:
         raise InputError(f"{str(path)!r} is empty: a table needs a header line with the names of its columns.")
     columns = [name.strip() for name in found[0][1]]
+    _refuse_repeated(path, columns, f", line {found[0][0]}")
 
     def rows() -> Iterator[Row]:
         for line, fields in found[1:]:
@@ -208,32 +233,51 @@ def _table(path: str | os.PathLike[str], found: list[tuple[int, list[str]]]) -> 
     return columns, rows()
 
 
+def _refuse_repeated(path: str | os.PathLike[str], columns: Sequence[str], where: str = "") -> None:
+    repeated = [name for name, number in Counter(columns).items() if number > 1]
+    if repeated:
+        raise InputError(
+            f"{str(path)!r}{where}: the column {repeated[0]!r} is there {columns.count(repeated[0])} times: give every "
+            "column a name of its own."
+        )
+
+
 def _jsonl(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
     rows = []
     for number, line in enumerate(_decoded(path).split("\n"), 1):
         if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except ValueError as problem:
-                raise InputError(f"{str(path)!r}, line {number}, is not JSON: {problem}") from problem
+            rows.append((f"line {number}", _parsed(line, f"{str(path)!r}, line {number},")))
     return _objects(path, rows)
+
+
+def _parsed(text: str, where: str, advice: str = "") -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise InputError(f"{where} is JSON that is nested too deep: give texts, or objects with texts.") from None
+    except ValueError as problem:
+        raise InputError(f"{where} is not JSON: {problem}{advice}") from problem
 
 
 def _json(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
-    try:
-        rows = json.loads(_decoded(path))
-    except ValueError as problem:
-        raise InputError(f"{str(path)!r} is not JSON: {problem}. One object a line is format='jsonl'.") from problem
+    rows = _parsed(_decoded(path), repr(str(path)), ". One object a line is format='jsonl'.")
     if not isinstance(rows, list):
         raise InputError(f"{str(path)!r} holds a {type(rows).__name__}; a list of texts or of objects is needed.")
-    return _objects(path, rows)
+    return _objects(path, [(f"entry {i}", row) for i, row in enumerate(rows)])
 
 
-def _objects(path: str | os.PathLike[str], rows: list[Any]) -> tuple[list[str], Iterator[Row]]:
-    made = [{LINE: row} if isinstance(row, str) else row for row in rows]
-    for i, row in enumerate(made):
+def _objects(path: str | os.PathLike[str], rows: list[tuple[str, Any]]) -> tuple[list[str], Iterator[Row]]:
+    """Objects as rows; each comes with the words for where it stands in the file."""
+    made = [{LINE: row} if isinstance(row, str) else row for _, row in rows]
+    for (where, _), row in zip(rows, made, strict=True):
         if not isinstance(row, dict):
-            raise InputError(f"{str(path)!r}: entry {i} is {row!r:.60}; a text or an object is needed.")
+            raise InputError(f"{str(path)!r}: {where} is {row!r:.60}; a text or an object is needed.")
+        for value in (*row, *row.values()):
+            if isinstance(value, str) and not _is_text(value):
+                raise InputError(
+                    f"{str(path)!r}, {where}, holds half a surrogate pair ({value!a:.60}), which is no character: "
+                    "write the whole pair, or leave it out."
+                )
     return list(dict.fromkeys(key for row in made for key in row)), iter(made)
 
 
@@ -246,11 +290,22 @@ def _parquet(path: str | os.PathLike[str], split: str) -> tuple[list[str], Itera
         raise InputError(f"{str(path)!r} is not a Parquet file: {problem}") from problem
 
     def rows() -> Iterator[Row]:
-        with file:
-            for batch in file.iter_batches():
-                yield from batch.to_pylist()
+        read = 0
+        try:
+            with file:
+                for batch in file.iter_batches():
+                    for row in batch.to_pylist():
+                        read += 1
+                        yield row
+        except (arrow.ArrowException, OSError, UnicodeDecodeError) as problem:
+            said = " ".join(str(problem).split())[:200]
+            raise InputError(
+                f"{str(path)!r} is damaged after row {read} ({said}): make or copy the file again."
+            ) from problem
 
-    return list(file.schema_arrow.names), rows()
+    names = list(file.schema_arrow.names)
+    _refuse_repeated(path, names)
+    return names, rows()
 
 
 def _datasets(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:

@@ -21,9 +21,11 @@ from whence.identifiable.configuration_identifiable_decoder import IdentifiableD
 from whence.identifiable.modeling_identifiable_decoder import IdentifiableForCausalLM
 from whence.identifiable.training.documents import Documents, Packed, pack
 from whence.identifiable.training.variants import decoder_overrides
-from whence.identifiable.training.vocabulary import tokenizer_of, train_byte_tokenizer
+from whence.identifiable.training.vocabulary import hash_tokenizer, tokenizer_of, train_byte_tokenizer
 from whence.model.load import quietly
-from whence.results.files import write_atomically
+from whence.results.files import whole_files
+from whence.results.run_folder import RunFolder, run_folder
+from whence.results.run_identity import RunIdentity, hash_texts
 
 Say = Callable[[str], None]
 
@@ -82,15 +84,14 @@ def train_language_model(
     >>> made.metrics["validation_bits_per_byte"] > 0
     True
     """
-    from whence.identifiable.training.trainer import discard_partial, last_checkpoint
+    from whence.identifiable.training.trainer import resume_point
 
     settings, say = settings or LanguageModelSettings(), say or (lambda _: None)
-    folder = Path(out).expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise InputError(f"the folder {str(folder)!r} cannot be made: {problem.strerror}.") from problem
-    _claim(folder, settings, documents)
+    run = run_folder(out, _identity(settings, documents), state="checkpoints/checkpoint-*")
+    folder = run.path
+    if run.finished:
+        say(f"The run in {str(folder)!r} is finished: nothing was done.")
+        return _finished(folder)
     tokenizer = (
         tokenizer_of(settings.tokenizer)
         if settings.tokenizer
@@ -100,19 +101,17 @@ def train_language_model(
     held_out = pack(documents.validation, tokenizer, settings.context)
     say(f"{blocks.tokens:,} tokens to train on, {held_out.tokens:,} to measure on, {len(blocks):,} blocks.")
     trainer = _trainer(folder, settings, build(settings, tokenizer), blocks, quiet)
-    if trainer.is_world_process_zero():
-        discard_partial(folder / "checkpoints")
-    start = last_checkpoint(folder / "checkpoints")
+    start = resume_point(folder / "checkpoints")
     if start is not None:
         say(f"Going on from {start.name}.")
     begun = time.perf_counter()
     with quietly():
-        result = trainer.train(resume_from_checkpoint=str(start) if start else None)
+        trainer.train(resume_from_checkpoint=str(start) if start else None)
         seconds = time.perf_counter() - begun
         model = trainer.model.eval()
-        metrics = _metrics(settings, documents, blocks, held_out, model, trainer, result, seconds)
+        metrics = _metrics(settings, documents, blocks, held_out, model, trainer, seconds)
         if trainer.is_world_process_zero():
-            _write(folder, model, tokenizer, metrics)
+            _write(run, model, tokenizer, metrics)
     return LanguageModel(model, tokenizer, metrics, folder)
 
 
@@ -160,7 +159,6 @@ def _trainer(folder: Path, settings: LanguageModelSettings, model: Any, blocks: 
         eval_strategy="no",
         save_strategy="steps",
         save_steps=settings.checkpoint_steps,
-        save_total_limit=2,
         logging_strategy="no",
         seed=settings.seed,
         data_seed=settings.seed,
@@ -187,7 +185,6 @@ def _metrics(
     held_out: Packed,
     model: IdentifiableForCausalLM,
     trainer: Any,
-    result: Any,
     seconds: float,
 ) -> dict[str, Any]:
     loss = nats(model, held_out)
@@ -212,19 +209,33 @@ def _metrics(
         "unique_from_block_up_to": statement.from_block,
         "output_condition": max(f.output_condition for f in statement.layers),
         "steps": trainer.state.global_step,
-        "train_loss": result.training_loss,
+        "train_loss": trainer.total_loss / max(1, trainer.state.global_step),
         "seed": settings.seed,
         "seconds": seconds,
         "settings": asdict(settings),
     }
 
 
-def _write(folder: Path, model: IdentifiableForCausalLM, tokenizer: Any, metrics: dict[str, Any]) -> None:
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    write_atomically(folder / "README.md", _card(metrics, model.identifiability_statement().sentences()).encode())
-    write_atomically(folder / "metrics.json", json.dumps(metrics, indent=2).encode())
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+def _write(run: RunFolder, model: IdentifiableForCausalLM, tokenizer: Any, metrics: dict[str, Any]) -> None:
+    with whole_files(run.path) as scratch:
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        sentences = model.identifiability_statement().sentences()
+        (scratch / "README.md").write_text(_card(metrics, sentences), encoding="utf-8")
+        (scratch / "metrics.json").write_text(json.dumps(metrics, indent=2), encoding="utf-8")
+        names = [path.name for path in scratch.iterdir()]
+    run.finish(names)
+    shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
+
+
+def _finished(folder: Path) -> LanguageModel:
+    from transformers import AutoTokenizer
+
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # a kill may have come between the end and the removal
+    with quietly():
+        model = IdentifiableForCausalLM.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return LanguageModel(model.eval(), tokenizer, json.loads((folder / "metrics.json").read_text("utf-8")), folder)
 
 
 def _card(metrics: dict[str, Any], sentences: list[str]) -> str:
@@ -263,27 +274,9 @@ def _card(metrics: dict[str, Any], sentences: list[str]) -> str:
     )
 
 
-def _claim(folder: Path, settings: LanguageModelSettings, documents: Documents) -> None:
-    """A folder belongs to one run: another one's checkpoints are not gone on from, and its model is not overwritten."""
-    from hashlib import sha256
-
-    text = sha256()
-    for part in (documents.train, ("\0",), documents.validation):
-        for document in part:
-            text.update(document.encode() + b"\0")
-    mark = json.loads(json.dumps({"settings": asdict(settings), "text": text.hexdigest()}))
-    place = folder / "run.json"
-    if place.exists():
-        before = json.loads(place.read_text(encoding="utf-8"))
-        if before != mark:
-            known = before.get("settings", {})
-            changed = [k for k, v in mark["settings"].items() if known.get(k) != v]
-            raise InputError(
-                f"{str(folder)!r} holds a run with other "
-                f"{'settings (' + ', '.join(changed) + ')' if changed else 'texts'}: give another folder, or remove "
-                "this one."
-            )
-    elif any((folder / "checkpoints").glob("checkpoint-*")) or (folder / "model.safetensors").exists():
-        raise InputError(f"{str(folder)!r} holds a model or checkpoints of an unknown run: give another folder.")
-    else:
-        write_atomically(place, json.dumps(mark, indent=2).encode())
+def _identity(settings: LanguageModelSettings, documents: Documents) -> RunIdentity:
+    """What decides the trained weights and the metrics."""
+    hashes = {"training texts": hash_texts(documents.train), "validation texts": hash_texts(documents.validation)}
+    if settings.tokenizer is not None:
+        hashes["tokenizer"] = hash_tokenizer(tokenizer_of(settings.tokenizer))
+    return RunIdentity("train language model", hashes, asdict(settings))

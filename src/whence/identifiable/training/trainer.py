@@ -32,10 +32,10 @@ class CarefulTrainer(Trainer):  # type: ignore[misc, unused-ignore]
 
     total_loss = 0.0
 
-    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         if resume_from_checkpoint:
             self.total_loss = float(parse_json((Path(resume_from_checkpoint) / LOSS).read_bytes()))
-        return super().train(resume_from_checkpoint, **kwargs)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().training_step(*args, **kwargs)
