@@ -119,3 +119,14 @@ def test_the_layers_view(read: Any) -> None:
         alone = whence.identifiability(read).extra["simplex_null_dimension"][i, :, -1].sum()
         assert joint.determines_heads
         assert joint.null_dimension == int(alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_an_output_matrix_with_small_singular_values_has_full_rank(dtype: torch.dtype) -> None:
+    from whence.reading.wiring.projection import Projection
+
+    generator = torch.Generator().manual_seed(0)
+    u, v = (torch.linalg.qr(torch.randn(n, n, generator=generator).double())[0] for n in (32, 384))
+    weight = (u * torch.logspace(0, -4.4, 32).double()) @ v[:32]
+    assert Projection(weight.to(dtype)[None], None).full_rank
+    assert not Projection(torch.cat([weight[:31], weight[:1]]).to(dtype)[None], None).full_rank

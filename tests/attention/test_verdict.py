@@ -123,3 +123,16 @@ def test_wilson_and_errors(read: whence.Trace) -> None:
         row_verdicts(torch.ones(1, 2, 2) / 2, torch.ones(2, 1))
     with pytest.raises(InputError, match="unknown"):
         whence.verdict(read, rows=1).heads_that("fine")
+
+
+def test_a_tolerance_comes_beside_the_exact_answer(read: whence.Trace) -> None:
+    row = whence.certify(read, 0, 1, 4, tolerance=0.02)
+    assert row.exact is not None
+    assert row.exact.exact is None
+    assert (row.tolerance, row.exact.tolerance) == (0.02, 0.0)
+    assert row.keys.tolist() == row.exact.keys.tolist()
+    assert (row.lower <= row.exact.lower + 1e-6).all()
+    assert (row.upper >= row.exact.upper - 1e-6).all()
+    assert row.check()
+    assert row.exact.check()
+    assert row.to_dict()["exact"]["tolerance"] == 0.0

@@ -30,6 +30,7 @@ class TokenCertificate(Certificate):
     tokens: Tokens | None = None
     key_tokens: Tokens | None = None
     provenance: Provenance | None = None
+    exact: TokenCertificate | None = None  # with a tolerance: the same row without one
 
     @property
     def widest(self) -> int:
@@ -68,7 +69,7 @@ class TokenCertificate(Certificate):
         data = {
             name: getattr(self, name)
             for name in self.__dataclass_fields__
-            if name not in ("tokens", "key_tokens", "provenance")
+            if name not in ("tokens", "key_tokens", "provenance", "exact")
         }
         plain = {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in data.items()}
         assert self.tokens is not None
@@ -78,6 +79,7 @@ class TokenCertificate(Certificate):
         plain["key_tokens"] = list(self.key_tokens)
         plain["provenance"] = self.provenance.to_dict()
         plain["checked"] = self.check()
+        plain["exact"] = None if self.exact is None else self.exact.to_dict()
         return plain
 
 
@@ -99,7 +101,8 @@ def certify(
     """The exact interval of each of the heaviest weights of one row, and what else is certain, with proofs.
 
     `query`: a position, or a token that stands once in the text. `top`: how many weights; None, all. `tolerance`:
-    allow the head's contribution to the output to move by this share of its root mean square, per coordinate.
+    allow the head's contribution to the output to move by this share of its root mean square, per coordinate; the answer
+    without it comes along as `exact`.
     `orders`: also say which of these weights are certainly above which. `Certificate.check()` verifies all of it
     again without a solver.
 
@@ -119,6 +122,7 @@ def certify(
         turned = values if projection.rows is None else values @ projection.rows[row].to(kind)
         values = turned @ projection.weight[place].to(kind)
     plain = certify_row(weights, values, top=top, tolerance=tolerance, visible=visible, orders=orders)
+    exact = certify(trace, layer, head, row, top, orders=orders, attention=attention) if tolerance > 0 else None
     return TokenCertificate(
         **{name: getattr(plain, name) for name in plain.__dataclass_fields__},
         layer=layer,
@@ -129,6 +133,7 @@ def certify(
         provenance=trace.provenance.by(
             "certify", layer=layer, head=head, query=row, top=top, tolerance=tolerance, attention=stack.name
         ),
+        exact=exact,
     )
 
 

@@ -69,12 +69,15 @@ def show(row: TokenCertificate, checked: bool, verified: Verification | None) ->
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("key", justify="right")
     table.add_column("token")
-    for name in ("weight", "lowest", "highest"):
+    shown = [("lowest", "highest", row)]
+    if row.exact is not None:
+        within = f", within {row.tolerance:.0%}"
+        shown = [("lowest", "highest", row.exact), (f"lowest{within}", f"highest{within}", row)]
+    for name in ("weight", *(name for low, high, _ in shown for name in (low, high))):
         table.add_column(name, justify="right", no_wrap=True)
-    for key, weight, low, high in zip(
-        row.keys.tolist(), row.weights.tolist(), row.lower.tolist(), row.upper.tolist(), strict=True
-    ):
-        table.add_row(str(key), escape(row.key_tokens[key]), f"{weight:.4f}", f"{low:.4f}", f"{high:.4f}")
+    for k, (key, weight) in enumerate(zip(row.keys.tolist(), row.weights.tolist(), strict=True)):
+        ends = (f"{float(end[k]):.4f}" for _, _, found in shown for end in (found.lower, found.upper))
+        table.add_row(str(key), escape(row.key_tokens[key]), f"{weight:.4f}", *ends)
     results.print(table)
     seen = int(row.visible.sum())
     if row.dimension == 0:

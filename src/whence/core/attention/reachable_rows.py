@@ -95,10 +95,9 @@ def _check_keys(attention: Tensor, keys: Tensor, values: Tensor, visible: Tensor
     if keys.shape[-2] != values.shape[-2]:
         raise InputError(f"keys {shape(keys)} and values {shape(values)} have different numbers of keys.")
     try:
-        broadcast(keys.shape[:-2], batch)
+        return broadcast(keys.shape[:-2], batch)
     except RuntimeError:
         raise InputError(f"keys {shape(keys)} do not broadcast against values {shape(values)}.") from None
-    return batch
 
 
 def _centred_basis(values: Tensor, valid: Tensor, eps: float) -> tuple[Tensor, Tensor]:
