@@ -288,6 +288,54 @@ def around_peak(width: int) -> Callable[[int, Tensor], list[int]]:
     return window
 
 
+def parse(text: str) -> Rule:
+    """A rule as it is written on the command line.
+
+    `argmax`, `argmax:KEYS`, `mass:KEYS>=0.5`, `order:KEY>KEY`, `above:KEY>0.3`, `expected`, `expected:WITHIN`, `path`.
+    KEYS are positions, ranges of positions (3-9) and names, with commas between them.
+
+    >>> parse("mass:[CLS],[SEP],3-5>=0.4").keys
+    ['[CLS]', '[SEP]', 3, 4, 5]
+    """
+    name, _, rest = text.strip().partition(":")
+    try:
+        if name == "argmax":
+            return argmax(_parse_keys(rest) if rest else None)
+        if name == "mass" and rest:
+            keys, _, share = rest.partition(">=")
+            return mass(_parse_keys(keys), at_least=float(share) if share else 0.5, label=keys.strip())
+        if name == "order" and ">" in rest:
+            first, _, second = rest.partition(">")
+            return order(_parse_keys(first)[0], _parse_keys(second)[0])
+        if name == "above" and ">" in rest:
+            key, _, threshold = rest.rpartition(">")
+            return above(_parse_keys(key)[0], float(threshold))
+        if name == "expected":
+            return expected(within=float(rest) if rest else None)
+        if name == "path" and not rest:
+            return path()
+    except (ValueError, IndexError) as problem:
+        if isinstance(problem, InputError):
+            raise
+    raise InputError(
+        f"the rule {text!r} is not understood; write argmax, argmax:KEYS, mass:KEYS>=0.5, order:KEY>KEY, above:KEY>0.3, "
+        "expected:WITHIN or path, with KEYS like 3,7-9,[CLS]."
+    )
+
+
+def _parse_keys(text: str) -> list[Key]:
+    keys: list[Key] = []
+    for part in (p.strip() for p in text.split(",")):
+        begin, _, end = part.partition("-")
+        if begin.isdigit() and end.isdigit():
+            keys += range(int(begin), int(end) + 1)
+        elif part:
+            keys.append(int(part) if part.isdigit() else part)
+    if not keys:
+        raise ValueError(text)
+    return keys
+
+
 def _share(name: str, value: float) -> float:
     if not 0.0 <= value <= 1.0:
         raise InputError(f"{name}={value!r}; weights lie between 0 and 1, so the threshold does too.")

@@ -159,24 +159,21 @@ def _proved(rows: Tensor, values: Tensor, visible: Tensor, n: int, median: int) 
     return possible_first_keys(lower, upper)
 
 
-def pushed(found: Gathered, keys: int, path: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+def pushed(found: Gathered, path: Tensor, reach: int) -> tuple[Tensor, Tensor]:
     """Rows with the same outputs aimed at an earlier, and at a later, path; both [head, query, key].
 
-    Every row is moved as far as it goes towards the keys up to `reach` before (after) the one where the path is now, among
-    the first `keys` keys; the weights on later keys stay. A tenth of the original row is left in, so that no key loses all.
+    Every row is moved as far as it goes towards the keys up to `reach` before (after) the one where the path is now. A
+    tenth of the original row is left in, so that no key loses all its weight.
     """
-    part = found.rows[..., :keys].masked_fill(~found.visible[..., :keys], 0.0)
-    share = part.sum(-1, keepdim=True)
-    solver = Heads(part / share, found.values[:, :keys], torch.ones(len(part)), found.visible[..., :keys])
+    solver = Heads(found.rows, found.values, torch.ones(len(found.rows)), found.visible)
     ends = found.rows.repeat(2, 1, 1, 1)
-    for i in range(part.shape[1]):
-        away = np.arange(keys, dtype=np.float64) - float(path[i])
+    for i in range(found.rows.shape[1]):
+        away = np.arange(found.rows.shape[-1], dtype=np.float64) - float(path[i])
         for side, sign in enumerate((1.0, -1.0)):
             cost = np.where(np.abs(away) <= reach, sign * away / max(reach, 1), 1.0)
             for h, row in enumerate(solver.at(i)):
-                best = torch.from_numpy(row.polished(row.exact(cost)[2])) * share[h, i]
-                other = found.rows[h, i].clone()
-                other[:keys] = 0.9 * best + 0.1 * part[h, i]
+                best = torch.from_numpy(row.polished(row.exact(cost)[2]))
+                other = 0.9 * best + 0.1 * found.rows[h, i]
                 if _same_output(other[None], found.rows[h, i][None], found.values[h]):
                     ends[side, h, i] = other
     return ends[0], ends[1]
@@ -213,7 +210,7 @@ def align_rows(
     at = [start for _, start in named]
     path = _firsts(found.rows, n, median, standardise)
     first = path[at]
-    early_rows, late_rows = pushed(found, n, path, reach)
+    early_rows, late_rows = pushed(found, path, reach)
     early, late = (_firsts(rows, n, median, standardise)[at] for rows in (early_rows, late_rows))
     earliest, latest = (torch.from_numpy(b)[at] for b in _proved(found.rows, found.values, found.visible, n, median))
     result = Alignment(

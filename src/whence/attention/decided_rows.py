@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from whence.attention.heads import find_row, find_token, row_of
+from whence.attention.position_names import position_names
 from whence.core.attention.decision import Claim
 from whence.errors import InputError
+from whence.model.catalogue import find
 from whence.reading.labels import Tokens
 from whence.reading.trace import Stack, Trace
 
@@ -56,9 +58,10 @@ def gather_rows(
 ) -> Gathered:
     """The rows of these (layer, head) pairs and queries (None: all), each divided by its sum."""
     stack = trace.of(attention)
-    keys = _names(stack.key_tokens, names)
+    model = trace.provenance.model
+    keys = _names(stack.key_tokens, names, model)
     same = len(stack.tokens) == len(stack.key_tokens) and tuple(stack.tokens) == tuple(stack.key_tokens)
-    asked = keys if same else _names(stack.tokens, None)
+    asked = keys if same else _names(stack.tokens, None, model)
     wanted = range(len(stack.tokens)) if queries is None else queries
     places = tuple(find_named(stack.tokens, asked, q) for q in wanted)
     if not places:
@@ -90,9 +93,11 @@ def gather_rows(
     return Gathered(stack, attention_rows, value, visible, places, asked, keys, sink)
 
 
-def _names(tokens: Tokens, given: Sequence[str] | None) -> tuple[str, ...]:
+def _names(tokens: Tokens, given: Sequence[str] | None, model: str) -> tuple[str, ...]:
+    """What positions are called: as given, else by what they are in this model (atoms, residues), else their texts."""
     if given is None:
-        return tuple(tokens)
+        entry = find(model)
+        return position_names(tokens, "tokens" if entry is None else entry.positions)
     if len(given) != len(tokens):
         raise InputError(f"{len(given)} names were given for {len(tokens)} tokens; give one for each.")
     return tuple(str(name) for name in given)

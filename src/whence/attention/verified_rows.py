@@ -61,7 +61,7 @@ def verify_rows(
         heads_changed = relative(torch.cat(out), torch.cat(outputs[0]))
         final = relative(run.final_states, runs[0].final_states)
         changes += [heads_changed or 0.0, final, relative(run.logits, runs[0].logits)]
-    outcome = Verification(sum(moved) / len(moved), *changes)  # type: ignore[arg-type]
+    outcome = Verification(sum(moved) / len(moved), *changes, rounding=_UNITS * eps)  # type: ignore[arg-type]
     if not unnoticed(outcome, eps):
         good = [False] * len(good)
     return good, outcome

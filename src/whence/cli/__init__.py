@@ -16,6 +16,7 @@ from whence.cli._app import Debug, Version, run
 COMMANDS: tuple[str, ...] = (
     "look",
     "certify",
+    "decide",
     "serve",
     "tokens",
     "doctor",

@@ -27,6 +27,9 @@ def command(
     target: Annotated[str | None, typer.Option("--target", help="What an encoder–decoder's decoder reads.")] = None,
     attention: Annotated[str | None, typer.Option("--attention", help="encoder, decoder or cross.")] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long.")] = False,
+    decide_rules: Annotated[
+        list[str] | None, typer.Option("--decide", help="A rule as in `whence decide`; may be given again.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
@@ -38,9 +41,11 @@ def command(
     """
     with working(f"Reading {model}", quiet):
         from whence.attention.certify import certify
+        from whence.attention.decide import decide
         from whence.attention.witness import witness
         from whence.model.load import load
         from whence.reading.tracing import trace
+        from whence.rules import parse
 
         source = sys.stdin.read() if text == "-" else text
         found = trace(load(model), source, None, target, truncate=truncate)
@@ -49,12 +54,17 @@ def command(
         checked = row.check()
         other = witness(found, layer, head, row.query, attention=attention)
         verified = other.verify() if other.found else None
+        decided = [
+            decide(found, parse(rule), layer=layer, head=head, query=row.query, attention=attention)
+            for rule in decide_rules or ()
+        ]
     if as_json:
-        print_json(
-            {**row.to_dict(), "witness": None if verified is None else {**other.to_dict(), **verified.to_dict()}}
-        )
+        shown = None if verified is None else {**other.to_dict(), **verified.to_dict()}
+        print_json({**row.to_dict(), "witness": shown, "decisions": [d.to_dict() for d in decided]})
         return
     show(row, checked, verified)
+    for decision in decided:
+        results.print(decision.sentences()[0], soft_wrap=True, markup=False)
 
 
 def show(row: TokenCertificate, checked: bool, verified: Verification | None) -> None:

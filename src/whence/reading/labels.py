@@ -47,6 +47,12 @@ class Tokens(Sequence[str]):
         return cls(names, names)
 
     @classmethod
+    def seconds(cls, n: int, frame: float) -> Tokens:
+        """The frames of a sound, named by the time at which each begins: "0.42 s"."""
+        names = tuple(f"{i * frame:.2f} s" for i in range(n))
+        return cls(names, names)
+
+    @classmethod
     def patches(cls, n: int) -> Tokens:
         """The positions of a vision transformer: [CLS] (and distillation) first where the rest is a square grid."""
         for extra in (1, 2, 0):

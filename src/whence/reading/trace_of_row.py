@@ -145,6 +145,9 @@ def _labels(model: Model, prepared: Prepared, target: bool, n: int) -> Tokens:
         return tokens
     if "pixel_values" in prepared.inputs and not target:
         return Tokens.patches(max(n, 0))
+    sound = prepared.inputs.get("input_features")
+    if sound is not None and not target and n > 0 and sound.shape[-1] == 2 * n:
+        return Tokens.seconds(n, 0.02)  # a spectrum every hundredth of a second, two to a frame
     return Tokens.positions(max(n, 0))
 
 

@@ -1,0 +1,136 @@
+"""`whence decide TEXT --rule RULE`: does the model's computation fix a decision that was made from its attention?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from whence.cli._app import Debug, Json, Model, Quiet, print_json, results, working
+from whence.errors import InputError
+
+if TYPE_CHECKING:
+    from whence.attention.align import Alignment
+    from whence.attention.decide import Decisions
+
+
+def command(
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="The text; - reads it from standard input; for whisper, a WAV file.")
+    ],
+    rule: Annotated[
+        str,
+        typer.Option(
+            "--rule",
+            "-r",
+            help="argmax[:KEYS], mass:KEYS>=0.5, order:KEY>KEY, above:KEY>0.3, expected[:WITHIN], path; "
+            "atoms: each product atom's largest reactant atom of the same element.",
+        ),
+    ] = "argmax",
+    layer: Annotated[int | None, typer.Option("--layer", "-l", help="The attention layer, counted from 0.")] = None,
+    head: Annotated[
+        list[str] | None, typer.Option("--head", help="A head, or layer.head; give it again for the mean of several.")
+    ] = None,
+    query: Annotated[
+        list[str] | None, typer.Option("--query", help="A position, a token or a name; again for more; none: all.")
+    ] = None,
+    combine: Annotated[str, typer.Option("--combine", help="Several heads: mean or sum.")] = "mean",
+    within: Annotated[float, typer.Option("--within", help="path: seconds a word may move.")] = 0.2,
+    words: Annotated[
+        str | None, typer.Option("--words", help="path: what is spoken; none: what the model hears.")
+    ] = None,
+    model: Model = "minilm",
+    target: Annotated[str | None, typer.Option("--target", help="What an encoder–decoder's decoder reads.")] = None,
+    attention: Annotated[str | None, typer.Option("--attention", help="encoder, decoder or cross.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw it into this file (.png, .svg).")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Save it with every proof (.safetensors).")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+) -> None:
+    """Certify decisions: does every attention row with the same head output decide the same?
+
+    Certified decisions come with a dual proof, checked again before anything is printed; refuted ones with another row
+    that decides otherwise and that the model, given it, did not notice.
+    """
+    with working(f"Reading {model}", quiet):
+        from whence.model.load import load
+
+        loaded = load(model)
+    with working("Deciding", quiet):
+        if text.lower().endswith(".wav"):
+            from whence.attention.align import align
+
+            if rule not in ("path", "argmax"):
+                raise InputError(f"--rule {rule}: a recording is aligned with --rule path.")
+            found: Any = align(loaded, text, words, within=within)
+        else:
+            found = _decide(loaded, text, rule, layer, head, query, combine, attention, target)
+    if plot is not None:
+        found.plot().figure.savefig(plot)
+    if out is not None:
+        if not hasattr(found, "save"):
+            raise InputError("an alignment is not saved to a file; use --json.")
+        found.save(out)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        show(found)
+
+
+def _decide(
+    loaded: Any,
+    text: str,
+    rule: str,
+    layer: int | None,
+    head: list[str] | None,
+    query: list[str] | None,
+    combine: str,
+    attention: str | None,
+    target: str | None,
+) -> Decisions | Alignment:
+    from whence import rules
+    from whence.attention.decide import decide
+    from whence.attention.position_names import atom_candidates
+    from whence.reading.tracing import trace
+
+    found = trace(loaded, sys.stdin.read() if text == "-" else text, None, target)
+    queries: list[Any] | None = list(query) if query else None
+    asked: Any
+    if rule == "atoms":
+        candidates = atom_candidates(list(found.of(attention).tokens))
+        asked, queries = rules.argmax(candidates), queries or list(candidates)
+    else:
+        asked = rules.parse(rule)
+    return decide(found, asked, heads=heads_of(layer, head), queries=queries, combine=combine, attention=attention)
+
+
+def heads_of(layer: int | None, given: list[str] | None) -> list[tuple[int, int]]:
+    """`--layer 3 --head 1 --head 4`, or `--head 3.1 --head 3.4`, as (layer, head) pairs."""
+    pairs = []
+    for text in given or []:
+        parts = text.split(".")
+        if not all(p.isdigit() for p in parts) or len(parts) > 2 or (len(parts) == 1 and layer is None):
+            raise InputError(f"--head {text}: give a head's number beside --layer, or LAYER.HEAD.")
+        pairs.append((int(parts[0]), int(parts[1])) if len(parts) == 2 else (int(layer or 0), int(parts[0])))
+    if not pairs:
+        raise InputError("--head is missing: name the head that the decision is made from, with --layer.")
+    return pairs
+
+
+def show(found: Decisions | Alignment) -> None:
+    """Each decision as a sentence, then the sum of them and what the model said."""
+    from rich.markup import escape
+
+    for sentence in found.sentences():
+        results.print(escape(sentence), soft_wrap=True)
+    results.print(escape(found.summary()), soft_wrap=True)
+    results.print(
+        "The proofs were checked without the solver." if found.check() else "[red]A proof failed its check.[/red]"
+    )
+    told = getattr(found, "verifications", None) or [getattr(found, "verification", None)]
+    for outcome in told:
+        if outcome is not None:
+            results.print("Other rows, put into the model: " + outcome.sentence(), soft_wrap=True)
