@@ -8,6 +8,7 @@ import whence
 from gallery.page import command, picture, table, write
 from whence.attention.decide import Decisions
 from whence.attention.position_names import atom_candidates, element
+from whence.core.attention.null_space import null_space
 from whence.results.plotting import new_axes
 from whence.results.plotting_decisions import COLOURS
 
@@ -91,13 +92,15 @@ def make() -> Path:
             counts[word] += n
         if found.counts["certified"] < len(found):
             not_certified.append((reaction, found))
+        free = len(found.key_names) - int(null_space(found.trace[10].values[5]).simplex_rank)  # type: ignore[index]
         rows.append(
             [
                 f"`{reaction}`",
                 "package" if reaction in THEIRS else "ours",
                 len(found),
                 *found.counts.values(),
-                f"{float(found.margin.min()):.3f}",
+                free,
+                min((f"{m:.3f}" for m in found.margin.tolist() if m != float("inf")), default=""),
             ]
         )
         if reaction == WRONG:
@@ -106,6 +109,7 @@ def make() -> Path:
     tokens = list(shown.trace.tokens)  # type: ignore[union-attr]
     total = sum(counts.values())
     whole = sum(row[3] == row[2] for row in rows)
+    loose = [row for row in rows if row[6] > 0]
     other = ""
     if not_certified:
         reaction, found = not_certified[0]
@@ -123,6 +127,8 @@ def make() -> Path:
         "reactant atom has the element, to the largest of all): `argmax(candidates)`.",
         f"**The verdict.** Of {total} assignments in {len(rows)} reactions **{counts['certified']} are certified**, "
         f"{counts['refuted']} refuted and {counts['open']} open; in {whole} of {len(rows)} reactions every atom is certified. "
+        f"In {len(rows) - len(loose)} of them the text is so short that every row is unique anyway; in the other {len(loose)}, with "
+        f"{sum(row[2] for row in loose)} atoms, rows can be moved in up to {max(row[6] for row in loose)} independent directions. "
         "Every proof was checked again without a solver: "
         + ("all hold." if checked else "**not all hold**.")
         + f" It took "
@@ -138,6 +144,6 @@ def make() -> Path:
         command(f'whence get rxnmapper\nwhence decide "{WRONG}" --model rxnmapper --rule atoms --layer 10 --head 5'),
         "## All reactions",
         f"{len(THEIRS)} come from the rxnmapper package's own tests and issue reports, {len(OURS)} were written for this page. "
-        "The last column is the least margin by which a decision of the reaction holds (below 0: by which another row breaks it).",
-        table(["reaction", "from", "atoms", "certified", "refuted", "open", "least margin"], rows),
+        "*Free directions*: in how many a row can be moved without any change of the head's output (0: the row is unique). *Least margin*: by how much every decision of the reaction holds at least (a proved bound, not the exact least).",
+        table(["reaction", "from", "atoms", "certified", "refuted", "open", "free directions", "least margin"], rows),
     )

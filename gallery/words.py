@@ -5,8 +5,6 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-import torch
-
 import whence
 from gallery.page import command, picture, table, write
 from gallery.speech import speak
@@ -22,7 +20,7 @@ WINDOW = 10  # frames of .02 s on either side of the peak
 
 def make() -> Path:
     model = whence.load("whisper")
-    words, errors, spread, rows = [], [], [], []
+    words, errors, spread = [], [], []
     shown = None
     readable: dict[tuple[int, int], list[str]] = {}
     widths: list[float] = []
@@ -31,23 +29,19 @@ def make() -> Path:
         speech = speak(sentence)
         found = whence.align(model, (speech.samples, speech.rate), sentence)
         shown = shown or found
-        if len(found.names) != len(speech.starts):
-            raise SystemExit(f"{len(found.names)} words against {len(speech.starts)} of espeak-ng in {sentence!r}")
-        for i, (name, truth) in enumerate(zip(found.names, speech.starts, strict=True)):
+        place = 0
+        for i, name in enumerate(found.names):
+            place = sentence.index(name, place)
             at, early, late = (float(t[i]) * found.unit for t in (found.first, found.early, found.late))
-            errors.append(abs(at - truth))
+            truth = speech.starts.get(place)
+            if truth is not None:
+                errors.append(abs(at - truth))
             spread.append(max(abs(early - at), abs(late - at)))
-            words.append([name, f"{truth:.2f}", f"{at:.2f}", f"{early:.2f} … {late:.2f}", found.verdicts[i]])
+            told = "" if truth is None else f"{truth:.2f}"
+            words.append([name, told, f"{at:.2f}", f"{early:.2f} … {late:.2f}", found.verdicts[i]])
+            place += len(name)
         refuted += sum(word == "refuted" for word in found.verdicts)
         total += len(found.names)
-        rows.append(
-            [
-                sentence,
-                len(found.names),
-                f"{statistics.median(errors[-len(found.names) :]):.2f}",
-                sum(w == "refuted" for w in found.verdicts),
-            ]
-        )
         assert found.check()
         assert found.trace is not None
         for pair in found.heads:
@@ -99,7 +93,7 @@ def make() -> Path:
         f"**The counter-example.** Put into the model, all alignment rows at once: early, {shown.verifications[0].sentence()} Late, "
         f"{shown.verifications[1].sentence()}",
         f"**Identified is not correct, and neither is the reverse.** Against espeak-ng's own word times the recipe is off by {statistics.median(errors):.2f} s "
-        f"(median of {total} words; largest {max(errors):.2f} s); the alternatives move words by {statistics.median(spread):.2f} s (median; largest {max(spread):.2f} s).",
+        f"(median of the {len(errors)} words whose time it reports; largest {max(errors):.2f} s); the alternatives move words by {statistics.median(spread):.2f} s (median; largest {max(spread):.2f} s).",
         "**The same on the command line**",
         command(
             f'whence get whisper\nespeak-ng -v en-us -s 140 -w speech.wav "{SENTENCES[0]}"\nwhence decide speech.wav --model whisper --rule path'
@@ -109,5 +103,5 @@ def make() -> Path:
         "*read*: at least half of the rows have a peak worth the name, and 95 % of those are certified; *do not read*: fewer than half are.",
         "## Every word",
         table(["word", "spoken at (s)", "recipe", "same outputs: early … late", "verdict (.2 s)"], words),
-        "Made from sentences of our own, spoken by espeak-ng, which reports when each word begins; whence was given the words.",
+        "Made from sentences of our own, spoken by espeak-ng, which reports when words begin (little words that it speaks in one go have no time of their own); whence was given the words.",
     )

@@ -103,6 +103,8 @@ class Decisions:
         begin = f"{self.query_names[i]} → {self.answers[i]}"
         span = f", in every row with the same output between {found.lower:.3f} and {found.upper:.3f}"
         told = f" (observed {float(self.value[i]):.3f}{'' if found.quantity is None else span})"
+        if not self.claims[i]:
+            return f"{begin}. Certified: there is no other candidate."
         if verdict == "certified":
             by = f"by at least {found.margin:.3g}" if found.margin > 0 else "exactly"
             return f"{begin}{told}. Certified: it holds {by} in every attention row with the same output."

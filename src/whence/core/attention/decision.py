@@ -61,7 +61,7 @@ class RowDecision:
     """What is known of one decision.
 
     verdict; margin: every row with the same head outputs satisfies every claim by at least this much (below 0 where
-    that is not so, or not shown). costs (k, n_key), thresholds (k,), bounds (k,), duals (k, n_head, d_v): the proofs,
+    that is not so, or not shown; infinite where nothing was claimed, as for an only candidate). costs (k, n_key), thresholds (k,), bounds (k,), duals (k, n_head, d_v): the proofs,
     bounds ≤ Σ_h w_h min costsᵀx_h. alternative (n_head, n_key): rows that decide otherwise, or None.
     residual: the largest relative change of a head output by them. programs: linear programs solved.
     quantity (n_key,): where the decision is about one number, its costs; lower, upper: the proved range of that number
@@ -342,7 +342,7 @@ class _Work:
         strict = np.array(self.strict, dtype=bool)
         held = np.where(strict, bounds > thresholds, bounds >= thresholds)
         verdict: Verdict = "refuted" if self.alternative is not None else "certified" if held.all() else "open"
-        margin = float((bounds - thresholds).min()) if len(bounds) else 0.0
+        margin = float((bounds - thresholds).min()) if len(bounds) else float("inf")
         if self.alternative is not None:
             total = self.combined(list(self.alternative))
             margin = min(distance(claim, total) for claim in self.claims)
