@@ -60,10 +60,11 @@ class Claim:
 class RowDecision:
     """What is known of one decision.
 
-    verdict; margin: every row with the same head outputs satisfies every claim by at least this much (below 0 where
-    that is not so, or not shown; infinite where nothing was claimed, as for an only candidate). costs (k, n_key), thresholds (k,), bounds (k,), duals (k, n_head, d_v): the proofs,
-    bounds ≤ Σ_h w_h min costsᵀx_h. alternative (n_head, n_key): rows that decide otherwise, or None.
-    residual: the largest relative change of a head output by them. programs: linear programs solved.
+    verdict; margin: every row with the same head outputs satisfies every claim by at least this much (below 0 where that
+    is not so, or not shown; infinite where nothing was claimed, as for an only candidate). costs (k, n_key), thresholds,
+    strict and bounds (k,), duals (k, n_head, d_v): the proofs, bounds ≤ Σ_h w_h min costsᵀx_h. alternative (n_head, n_key):
+    rows that decide otherwise, or None; residual: the largest relative change of a head output by them. programs: linear
+    programs solved.
     quantity (n_key,): where the decision is about one number, its costs; lower, upper: the proved range of that number
     over all rows with the same outputs; range_duals (2, n_head, d_v). NaN and None elsewhere.
     """
