@@ -27,6 +27,7 @@ _PUBLIC = {
     "witness": "whence.attention.witness",
     "decide": "whence.attention.decide",
     "align": "whence.attention.align",
+    "droppable": "whence.attention.droppable",
     "doppelganger": "whence.attention.doppelganger",
     "layer_statement": "whence.attention.joint",
     "verdict": "whence.attention.verdict",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from whence.attention.certify import certify
     from whence.attention.decide import decide
     from whence.attention.doppelganger import doppelganger
+    from whence.attention.droppable import droppable
     from whence.attention.effective_attention import effective_attention
     from whence.attention.identifiability import identifiability
     from whence.attention.joint import layer_statement

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from whence.attention.heads import find_row, key_labels, row_of
+from whence.core.attention.aimed import aimed_row
 from whence.core.attention.witness import random_row_at, witness_row
+from whence.errors import InputError
 from whence.reading.rerun.substitution import Replace, Substituted, substitute
 from whence.reading.trace import Trace
 from whence.results.provenance import Provenance
@@ -155,12 +157,16 @@ def witness(
     head: int,
     query: int | str,
     *,
+    aim: str | Tensor = "far",
     key_constrained: bool = False,
     starts: int = 4,
     seed: int = 0,
     attention: str | None = None,
 ) -> RowWitness:
-    """The alternative attention row of largest total variation found, with the same head output.
+    """Another attention row with the same head output: by default the one of largest total variation found.
+
+    `aim`: "far", that; "sparse", a row on at most d_v + 1 keys; "spread", the row of largest entropy; or costs [key], the row
+    that minimises Σ costs · weights.
 
     `key_constrained=True`: only rows that some query could have produced with this head's keys, by a search from
     many `starts`; finding none is reported as such, except where the keys are tied to the values, and then the row
@@ -173,6 +179,8 @@ def witness(
     (True, True)
     """
     stack, at, place, row = find_row(trace, layer, head, query, attention)
+    if key_constrained and not (isinstance(aim, str) and aim == "far"):
+        raise InputError(f"aim={aim!r} and key_constrained=True: key-constrained rows are searched for, not aimed.")
     settings = {"layer": layer, "head": head, "query": row, "key_constrained": key_constrained, "seed": seed}
     origin = trace.provenance.by("witness", **settings, attention=stack.name)
     if key_constrained:
@@ -183,10 +191,14 @@ def witness(
         return RowWitness(trace, layer, head, row, original, other, distance, residual, found, said, origin, attention)
     weights, values, visible = row_of(at, place, row)
     total = weights.to(torch.float64).sum()
-    best = witness_row(weights.to(torch.float64) / total, values, starts=starts, seed=seed, visible=visible)
+    if isinstance(aim, str) and aim == "far":
+        best = witness_row(weights.to(torch.float64) / total, values, starts=starts, seed=seed, visible=visible)
+    else:
+        best = aimed_row(weights.to(torch.float64) / total, values, aim, visible=visible)
     found = best.total_variation > 1e-9
+    keys = int((best.alternative > 0).sum())
     said = (
-        f"another row, {best.total_variation:.3f} away, gives the same head output"
+        f"another row, {best.total_variation:.3f} away and on {keys} keys, gives the same head output"
         if found
         else "this row is the only one with this head output"
     )

@@ -277,7 +277,10 @@ class _Work:
         """Both ends of cᵀx; the claims that are about the same number then find their programs solved."""
         for sign in (1.0, -1.0):
             solved = self.program(sign * cost)
-            self.ends.append((sign * self.total([s[0] for s in solved]), np.stack([s[1] for s in solved])))
+            # x ≥ 0 and Σx = 1 are proofs of their own: no end lies beyond the cheapest key.
+            plain = sum(row.weight * float((sign * cost)[row.seen].min()) for row in self.rows)
+            end = max(self.total([s[0] for s in solved]), plain)
+            self.ends.append((sign * end, np.stack([s[1] for s in solved])))
 
     def total(self, bounds: Sequence[float]) -> float:
         """A proved bound on the weighted sum from one for each head, less the rounding of the sum."""

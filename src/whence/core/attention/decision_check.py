@@ -59,9 +59,10 @@ def _range_holds(decision: RowDecision, heads: Sequence[tuple[Array, Array, Arra
     cost, duals = decision.quantity.to(torch.float64).numpy(), decision.range_duals.numpy()
     own = sum(w * float(cost @ row) for row, _, _, w in heads)
     near = _NEAR * max(1.0, float(np.abs(cost).max()))
+    least, most = (sum(w * float(pick(cost[seen])) for _, _, seen, w in heads) for pick in (np.min, np.max))
     return bool(
-        decision.lower <= bound(cost, duals[0])
-        and decision.upper >= -bound(-cost, duals[1])
+        decision.lower <= max(bound(cost, duals[0]), least)
+        and decision.upper >= min(-bound(-cost, duals[1]), most)
         and decision.lower - near <= own <= decision.upper + near
     )
 
