@@ -86,10 +86,11 @@ A text of our own, {n} tokens; rows 66 and up of all nine heads of three layers.
 |---|---|---|---|---|---|---|
 {chr(10).join(lines)}
 
-The sparse rows change nothing: the perplexity is the model's own to the digits shown. Keeping the heaviest keys at the same
-budget does change the head outputs; what that does to the perplexity is in the last column. Two cautions. The sparse row
-is found *from* the full output, so this saves no computation by itself: it says how much of a row is redundant, not how to know it beforehand. And
-each row drops keys of its own: a key may leave the cache only if every later row of every head can do without it.
+The sparse rows change nothing: the perplexity is the model's own to the digits shown. Keeping the heaviest keys at the
+same budget does change the head outputs; what that does to the perplexity is in the last column. Two cautions. The
+sparse row is found *from* the full output, so this saves no computation by itself: it says how much of a row is
+redundant, not how to know it beforehand. And each row drops keys of its own: a key may leave the cache only if every
+later row of every head can do without it.
 
 ```python
 import whence
