@@ -45,6 +45,10 @@ def find_row_map(start: Node, batch: int, heads: int, tolerance: float) -> RowMa
     value = start.value
     size = value.shape[-1]
     queries = node.value[0, :, ...].shape[0]
+    if node.value.numel() != batch * queries * heads * size:
+        raise NotRecognised(
+            "what the next product reads has another size than the head outputs (heads added or dropped)"
+        )
 
     def through(z: Tensor) -> Tensor:
         return _again(node, start, z).reshape(batch, queries, heads, size)
