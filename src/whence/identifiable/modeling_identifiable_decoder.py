@@ -32,7 +32,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrained
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.generation import GenerationMixin
+from transformers.generation.utils import GenerationMixin
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -202,7 +202,7 @@ class IdentifiableDecoderAttention(nn.Module):
             attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
                 config._attn_implementation, eager_attention_forward
             )
-            extra = {} if self.sink is None else {"s_aux": self.sink}
+            extra: dict[str, Any] = {} if self.sink is None else {"s_aux": self.sink}
             extra |= {} if config.softcap is None else {"softcap": config.softcap}
             out, weights = attend(
                 self, query, key, u, attention_mask, dropout=dropout, scaling=self.scaling, position_bias=bias,

@@ -1,0 +1,387 @@
+"""Does a theorem say that this model's attention is unique? From its weights and from what it computes on a text.
+
+Theorem A: every score is s·q·φ_j + b_j, with b_j the same for every query, and Φ = T·N + 1cᵀ on the visible keys. Then
+each row is the only one, among all that some query reaches, with its output, at every length. Theorem B: keys of lower
+rank than values make a row unique for almost every value matrix. Without either, a second row is looked for, and shown.
+What is held fixed is the head's output on the text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.attention.reachable_second_row import SecondRow, second_row
+from whence.core.attention.score_law import ScoreLaw, score_law
+
+from whence.model.load import Model, as_model
+from whence.reading.capture.recorder import Call, expand_heads, mix
+from whence.reading.inputs import Prepared, prepare
+from whence.reading.rerun.run import Outcome, prove_model, run
+from whence.reading.trace import KEEP
+from whence.reading.wiring.proof import AttentionSite, Proof
+
+TIED = 1e-5
+"""The largest share of a key outside span[V, 1] that rounding of float32 weights explains."""
+LAW = 1e-3
+"""How well s·q·k must explain the log-weights' change between two texts, and how far a fixed sink's logit may move."""
+THEOREM_A, THEOREM_B, NOT_COVERED = "Theorem A", "Theorem B", "none"
+TEXT = (
+    "When on board the ship, as naturalist, I was much struck with certain facts in the distribution of the inhabitants "
+    "of South America, and in the geological relations of the present to the past inhabitants of that continent. These "
+    "facts seemed to me to throw some light on the origin of species, that mystery of mysteries, as it has been called "
+    "by one of our greatest philosophers. On my return home, it occurred to me that something might perhaps be made out "
+    "on this question by patiently accumulating and reflecting on all sorts of facts which could possibly have any "
+    "bearing on it. After five years of work I allowed myself to speculate on the subject, and drew up some short notes; "
+    "these I enlarged into a sketch of the conclusions, which then seemed to me probable: from that period to the present "
+    "day I have steadily pursued the same object. I hope that I may be excused for entering on these personal details, as "
+    "I give them to show that I have not been hasty in coming to a decision. My work is now nearly finished; but as it "
+    "will take me two or three more years to complete it, and as my health is far from strong, I have been urged to "
+    "publish this abstract. I have more especially been induced to do this, as a colleague who is now studying the "
+    "natural history of the Malay islands has arrived at almost exactly the same general conclusions that I have on the "
+    "origin of species."
+)
+
+
+@dataclass(frozen=True)
+class HeadUniqueness:
+    """One head on the text. theorem: "Theorem A", "Theorem B" or "none". simplex: up to how many keys a row is unique
+    among *all* rows (rank([V, 1]), measured). residual: share of its keys outside span[V, 1] (of [[V; 0], 1] with a
+    sink). key_rank, value_rank: of the centred keys and values that the longest row sees."""
+
+    stack: str
+    layer: int
+    head: int
+    theorem: str
+    simplex: int
+    residual: float | None
+    key_rank: int | None
+    value_rank: int
+    failing: str | None
+
+
+@dataclass(frozen=True)
+class Uniqueness:
+    """`str()` gives the answer and its evidence; `to_dict()` the numbers.
+
+    answer: the weakest of all heads. laws: by (stack, layer), how well scores are linear in the query. second: another
+    row that some query reaches, with the same head output, verified in the model; None where none was found or needed.
+    """
+
+    model: str
+    answer: str
+    positions: str
+    tokens: int
+    heads: tuple[HeadUniqueness, ...]
+    laws: Mapping[tuple[str, int], ScoreLaw | None]
+    softcap: float | None
+    sinks: bool
+    projection: str
+    second: SecondRow | None
+    searched: int
+    found: int
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences())
+
+    @property
+    def up_to(self) -> int:
+        """Up to how many tokens every head's rows are unique among all rows of the simplex."""
+        return min(head.simplex for head in self.heads)
+
+    def sentences(self) -> list[str]:
+        """The answer first, then what it rests on."""
+        counts = Counter(head.theorem for head in self.heads)
+        shares = [head.residual for head in self.heads if head.residual is not None]
+        out = [f"{self.model}: attention is {self.answer}."]
+        said = ", ".join(f"{counts[t]} by {t}" for t in (THEOREM_A, THEOREM_B) if counts[t])
+        out.append(
+            f"Of {len(self.heads)} heads, read on {self.tokens} tokens: {said + ', ' if said else ''}"
+            f"{counts[NOT_COVERED]} by no theorem. Positions: {self.positions}; "
+            f"{'learned sinks' if self.sinks else 'no sinks'}; "
+            f"{'no soft cap' if self.softcap is None else f'soft cap {self.softcap:g}'}; {self.projection}."
+        )
+        if shares:
+            out.append(
+                f"Share of a head's keys outside span[values, 1]: {min(shares):.1e} to {max(shares):.1e} "
+                f"(0 is what Theorem A asks for; up to {TIED:.0e} is rounding)."
+            )
+        if counts[THEOREM_A]:
+            out.append(
+                "Theorem A holds among rows that some query reaches, at every length; among all rows of the simplex "
+                f"a row is unique up to {self.up_to} tokens."
+            )
+        if counts[THEOREM_B]:
+            out.append("Theorem B is generic: for almost every value matrix, with no bound on near misses.")
+        reasons = dict.fromkeys(head.failing for head in self.heads if head.failing)
+        out += [f"Not covered: {reason}" for reason in list(reasons)[:3]]
+        if counts[NOT_COVERED]:
+            out.append(f"Among all rows of the simplex, rows are unique up to {self.up_to} tokens, by measured ranks.")
+        if self.searched:
+            out.append(f"Second rows that some query reaches: {self.found} of {self.searched} rows searched.")
+        if self.second is not None:
+            out.append(str(self.second))
+        return out
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "answer": self.answer,
+            "positions": self.positions,
+            "tokens": self.tokens,
+            "unique_up_to": self.up_to,
+            "softcap": self.softcap,
+            "sinks": self.sinks,
+            "projection": self.projection,
+            "searched": self.searched,
+            "found": self.found,
+            "second": None if self.second is None else self.second.to_dict(),
+            "heads": [asdict(head) for head in self.heads],
+        }
+
+
+def uniqueness(model: Any, text: Any = None, *, search: int = 6, starts: int = 32, seed: int = 0) -> Uniqueness:
+    """Is this model's attention unique, by which theorem, up to which length, or what is the second row?
+
+    `text`: what to read; None: a passage long enough that no key is in the span of the values by chance. `search`: in
+    how many heads that no theorem covers a second row is looked for.
+
+    >>> import whence
+    >>> whence.uniqueness(whence.load(), search=1, starts=8).up_to
+    33
+    """
+    chosen = as_model(model)
+    prepared = _prepared(chosen, text)
+    proof = prove_model(chosen, prepared)
+    first = _run(chosen, proof, prepared)
+    other = _shuffled(prepared)
+    second = None if other is None else _run(chosen, proof, other)
+    laws: dict[tuple[str, int], ScoreLaw | None] = {}
+    heads: list[HeadUniqueness] = []
+    for site, call in zip(proof.sites, first.calls, strict=True):
+        law = _law(call, None if second is None else second.calls[site.number])
+        laws[site.stack, site.layer] = law
+        heads += [_head(site, call, law, h) for h in range(site.heads)]
+    wanted = [(site, h.head) for h in heads if h.theorem == NOT_COVERED for site in proof.sites
+              if (site.stack, site.layer) == (h.stack, h.layer)]  # fmt: skip
+    step = max(1, len(wanted) // max(1, search))
+    rows = [
+        row
+        for site, head in wanted[::step][: max(0, search)]
+        if (row := _search(chosen, proof, first, site, head, laws[site.stack, site.layer], starts, seed)) is not None
+    ]
+    hits = [row for row in rows if row.total_variation > 0]
+    best = max(hits, key=lambda row: row.total_variation) if hits else None
+    caps = [call.cap for call in first.calls if call.cap is not None]
+    return Uniqueness(
+        model=chosen.name,
+        answer=_answer(heads, best, len(rows)),
+        positions=_positions(chosen, laws),
+        tokens=max(call.weights.shape[-1] for call in first.calls),
+        heads=tuple(heads),
+        laws=laws,
+        softcap=caps[0][1] if caps else None,
+        sinks=any(call.sink is not None for call in first.calls),
+        projection=_projection(proof),
+        second=best,
+        searched=len(rows),
+        found=len(hits),
+    )
+
+
+def _answer(heads: list[HeadUniqueness], second: SecondRow | None, searched: int) -> str:
+    theorems = {head.theorem for head in heads}
+    if theorems == {THEOREM_A}:
+        return "unique at every length by Theorem A"
+    if NOT_COVERED not in theorems:
+        return "generically unique (small keys)"
+    if second is not None:
+        return "not unique, here is a second row"
+    tail = f"; beyond, no theorem applies and none of {searched} searches found a second row" if searched else ""
+    return f"unique up to {min(head.simplex for head in heads)} tokens{tail}"
+
+
+# -- what is read ----------------------------------------------------------------------------------------------------
+
+
+def _prepared(model: Model, text: Any) -> Prepared:
+    """A text longer than keys and values together are wide, or as long as the model reads."""
+    if text is not None:
+        return prepare(model, text)[0][0]
+    config: Any = getattr(model.model, "config", None)
+    config = getattr(config, "text_config", config)
+    width = getattr(config, "head_dim", None) or getattr(config, "d_kv", None) or 0
+    heads = getattr(config, "num_attention_heads", None) or 1
+    width = max(width, (getattr(config, "hidden_size", None) or 64) // heads, getattr(config, "v_head_dim", 0) or 0)
+    limit = getattr(config, "max_position_embeddings", None) or 10**6
+    n = min(2 * width + 40, limit, 700)
+    if model.tokenizer is not None:
+        ids = model.tokenizer(TEXT)["input_ids"]
+        ids = torch.tensor((ids * (n // len(ids) + 1))[:n])
+    else:
+        embedding = model.model.get_input_embeddings()
+        size = int(embedding.weight.shape[0])
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(min(5, size - 1), size, (n,), generator=generator)
+    given: dict[str, Tensor] = {"input_ids": ids[None]}
+    if getattr(config, "is_encoder_decoder", False):
+        given["decoder_input_ids"] = ids[None].clone()
+    return prepare(model, given)[0][0]
+
+
+def _shuffled(prepared: Prepared) -> Prepared | None:
+    """The same places with other tokens: the order turned round, first and last kept. None where there are no ids."""
+    changed = dict(prepared.inputs)
+    done = False
+    for name in ("input_ids", "decoder_input_ids"):
+        ids = changed.get(name)
+        if ids is not None and ids.shape[-1] > 3:
+            changed[name] = torch.cat([ids[:, :1], ids[:, 1:-1].flip(-1), ids[:, -1:]], dim=-1)
+            done = True
+    return Prepared(changed, None) if done else None
+
+
+def _run(model: Model, proof: Proof, prepared: Prepared) -> Outcome:
+    return run(model, proof, dict(prepared.inputs), 1, frozenset(KEEP))
+
+
+# -- what is measured ------------------------------------------------------------------------------------------------
+
+
+def products(call: Call) -> Tensor | None:
+    """q·k of every pair (head, query, key), before any factor; with a soft cap the capped score itself."""
+    if call.query is None or call.key is None or call.query.shape[1] % call.key.shape[1]:
+        return None
+    if call.query.shape[-1] != call.key.shape[-1]:
+        return None
+    raw = mix(call.query.double(), call.key.double().transpose(-1, -2))[0]
+    if call.cap is None:
+        return raw
+    factor, cap = call.cap
+    return cap * torch.tanh(raw * factor / cap)
+
+
+def _law(call: Call, other: Call | None) -> ScoreLaw | None:
+    if other is None or call.weights.shape != other.weights.shape:
+        return None
+    one, two = products(call), products(other)
+    if one is None or two is None or one.shape != call.weights.shape[1:]:
+        return None
+    sinks = None if call.sink is None or other.sink is None else (call.sink[0], other.sink[0])
+    scale = 1.0 if call.cap is not None else None
+    return score_law((call.weights[0], other.weights[0]), (one, two), scale, sinks)
+
+
+def longest_row(call: Call, head: int) -> tuple[int, Tensor]:
+    """The query that sees most keys, the last of them, and which keys it sees."""
+    seen = call.weights[0, head] > 0
+    counts = seen.sum(-1)
+    query = int((counts == counts.max()).nonzero()[-1])
+    return query, seen[query]
+
+
+def _head(site: AttentionSite, call: Call, law: ScoreLaw | None, head: int) -> HeadUniqueness:
+    _, seen = longest_row(call, head)
+    values = expand_heads(call.value, site.heads)[0, head][seen].double()
+    sink = call.sink is not None
+    values = torch.cat([values, values.new_zeros(1, values.shape[1])]) if sink else values
+    value_rank = _centred_rank(values)
+    key_rank, residual = None, None
+    if call.key is not None and not site.heads % call.key.shape[1] and call.key.shape[-2] == seen.shape[0]:
+        keys = expand_heads(call.key, site.heads)[0, head][seen].double()
+        keys = torch.cat([keys, keys.new_zeros(1, keys.shape[1])]) if sink else keys
+        key_rank, residual = _centred_rank(keys), _outside(keys, values)
+    theorem, failing = _theorem(site, call, law, residual, key_rank, value_rank, len(values))
+    simplex = value_rank + 1 - int(sink)  # keys: the sink is one of the rows that the rank was taken of
+    return HeadUniqueness(site.stack, site.layer, head, theorem, simplex, residual, key_rank, value_rank, failing)
+
+
+def _theorem(
+    site: AttentionSite, call: Call, law: ScoreLaw | None, residual: float | None, key_rank: int | None,
+    value_rank: int, rows: int,
+) -> tuple[str, str | None]:  # fmt: skip
+    """Which theorem covers a head, and otherwise the condition that fails."""
+    if call.cap is not None:
+        return NOT_COVERED, f"scores are bent by a soft cap ({call.cap[1]:g}), so they are not linear in the query."
+    if law is None or residual is None or key_rank is None:
+        return NOT_COVERED, "its queries and keys could not be followed to its scores."
+    if law.residual > LAW:
+        return NOT_COVERED, (
+            f"its scores are not s·q·k plus a bias that the text does not change ({law.residual:.1e} is left over)."
+        )
+    if law.sink is not None and law.sink > LAW:
+        return NOT_COVERED, f"its sink's logit changes with the query (by up to {law.sink:.1e})."
+    if site.projection is not None and not site.projection.full_rank:
+        return NOT_COVERED, "its output projection loses part of the head output, so that more than the output is free."
+    if rows <= value_rank + 1:
+        return NOT_COVERED, f"the text is too short to tell: {rows} rows lie in the span of values of rank {value_rank}."
+    if residual <= TIED:
+        return THEOREM_A, None
+    if key_rank < value_rank:
+        return THEOREM_B, None
+    return NOT_COVERED, "part of its keys lies outside span[values, 1]: keys and values are separate, or turned apart."
+
+
+def _centred_rank(x: Tensor) -> int:
+    singular = torch.linalg.svdvals(x - x.mean(0))
+    largest = torch.linalg.svdvals(x)[0]
+    return int((singular > largest * max(x.shape) * torch.finfo(torch.float32).eps).sum())
+
+
+def _outside(keys: Tensor, values: Tensor) -> float:
+    """‖K outside span[V, 1]‖ / ‖K − mean‖."""
+    keys, values = keys - keys.mean(0), values - values.mean(0)
+    size = torch.linalg.matrix_norm(keys)
+    if float(size) == 0:
+        return 0.0
+    left, singular, _ = torch.linalg.svd(values, full_matrices=False)
+    basis = left[:, singular > singular[0] * max(values.shape) * torch.finfo(torch.float64).eps]
+    return float(torch.linalg.matrix_norm(keys - basis @ (basis.mT @ keys)) / size)
+
+
+def _search(
+    model: Model, proof: Proof, outcome: Outcome, site: AttentionSite, head: int, law: ScoreLaw | None, starts: int,
+    seed: int,
+) -> SecondRow | None:  # fmt: skip
+    """A second row of one head's longest row; total variation 0: none was found. None: it cannot be searched."""
+    call = outcome.calls[site.number]
+    linear = law is not None and law.residual <= LAW and (law.sink is None or law.sink <= LAW)
+    if not linear or call.key is None or site.heads % call.key.shape[1]:
+        return None
+    query, seen = longest_row(call, head)
+    assert law is not None
+    return second_row(model, proof, outcome, site, head, query, seen, law.scale, starts=starts, seed=seed)
+
+
+# -- what it is called -------------------------------------------------------------------------------------------------
+
+
+def _positions(model: Model, laws: Mapping[tuple[str, int], ScoreLaw | None]) -> str:
+    config: Any = getattr(model.model, "config", None)
+    config = getattr(config, "text_config", config)
+    kind = str(getattr(config, "position_embedding_type", "") or "")
+    rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
+    names = []
+    if (rotary and kind not in ("alibi", "bias", "none", "learned")) or kind == "rope":
+        names.append("rotary (RoPE)")
+    if any(law is not None and law.residual <= LAW and law.biased > LAW for law in laws.values()):
+        names.append("a bias on the scores that no query changes (ALiBi, relative distance)")
+    return " and ".join(names) or "in the embeddings, or none"
+
+
+def _projection(proof: Proof) -> str:
+    if any(site.projection is None for site in proof.sites):
+        return "the output projection is not proved, so this is about the head's own output"
+    if any(site.projection is not None and site.projection.rows is not None for site in proof.sites):
+        return "head outputs are turned back row by row before the projection"
+    return "output projection of full row rank" if all(
+        site.projection is not None and site.projection.full_rank for site in proof.sites
+    ) else "an output projection that loses part of the head output"  # fmt: skip
+
+
+
