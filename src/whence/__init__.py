@@ -25,6 +25,7 @@ _PUBLIC = {
     "certify": "whence.attention.certify",
     "certify_row": "whence.core.attention.certificate",
     "witness": "whence.attention.witness",
+    "uniqueness": "whence.attention.uniqueness",
     "decide": "whence.attention.decide",
     "align": "whence.attention.align",
     "droppable": "whence.attention.droppable",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from whence.attention.effective_attention import effective_attention
     from whence.attention.identifiability import identifiability
     from whence.attention.joint import layer_statement
+    from whence.attention.uniqueness import uniqueness
     from whence.attention.verdict import verdict
     from whence.attention.witness import witness
     from whence.core.attention.certificate import certify_row

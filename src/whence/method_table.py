@@ -170,12 +170,17 @@ def _declare_own() -> None:
               "alternatives that some query could have produced: local dimension, near-tied bound", needs=("keys",))
     attention("layer-statement", "joint:layer_statement", BHARDWAJ, "trace",
               "what a whole layer's output determines of all its heads", needs=("projection",))
+    attention("uniqueness", "uniqueness:uniqueness", "whence", "solver",
+              "whether a theorem makes a model's attention unique, or a second row that shows it is not", needs=("model",))
     declare("token-identifiability", "whence.tokens.token_identifiability:token_identifiability", question="tokens",
             paper=BRUNNER, cost="training", needs=("model", "texts"),
             summary="how often a hidden state still tells which input token it was, layer by layer")
     declare("identifiable-transformer", "whence.identifiable.training.fit:train", question="models", paper=BHARDWAJ,
             cost="training", needs=("labelled texts",),
             summary="a text classifier whose attention weights are the only ones that give its output")
+    declare("identifiable-decoder", "whence.identifiable.training.language_model:train_language_model",
+            question="models", paper="whence", cost="training", needs=("texts",),
+            summary="a language model whose key is its value, so that every attention row is unique at every length")
     declare("tie-keys", "whence.identifiable.conversion.convert:tie_keys", question="models", paper="whence",
             cost="training", needs=("model", "texts"),
             summary="a pretrained encoder converted so that its attention is unique at every length")

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from whence.attention.reachable_second_row import SecondRow, second_row
 from whence.core.attention.score_law import ScoreLaw, score_law
-
 from whence.model.load import Model, as_model
 from whence.reading.capture.recorder import Call, expand_heads, mix
 from whence.reading.inputs import Prepared, prepare
@@ -85,6 +84,7 @@ class Uniqueness:
     second: SecondRow | None
     searched: int
     found: int
+    entries: bool = False  # some layers see entries beside the tokens (compressed ones)
 
     def __str__(self) -> str:
         return "\n".join(self.sentences())
@@ -117,7 +117,12 @@ class Uniqueness:
                 f"a row is unique up to {self.up_to} tokens."
             )
         if counts[THEOREM_B]:
-            out.append("Theorem B is generic: for almost every value matrix, with no bound on near misses.")
+            out.append(
+                "Theorem B holds among rows that some query reaches, for almost every value matrix, with no bound on "
+                f"near misses; among all rows of the simplex a row is unique up to {self.up_to} tokens."
+            )
+        if self.entries:
+            out.append("Some layers see compressed entries beside tokens: this is about their weights, entry by entry.")
         reasons = dict.fromkeys(head.failing for head in self.heads if head.failing)
         out += [f"Not covered: {reason}" for reason in list(reasons)[:3]]
         if counts[NOT_COVERED]:
@@ -191,6 +196,7 @@ def uniqueness(model: Any, text: Any = None, *, search: int = 6, starts: int = 3
         second=best,
         searched=len(rows),
         found=len(hits),
+        entries="encoder" not in proof.stacks and any(c.weights.shape[-1] > c.weights.shape[-2] for c in first.calls),
     )
 
 
@@ -319,7 +325,10 @@ def _theorem(
     if site.projection is not None and not site.projection.full_rank:
         return NOT_COVERED, "its output projection loses part of the head output, so that more than the output is free."
     if rows <= value_rank + 1:
-        return NOT_COVERED, f"the text is too short to tell: {rows} rows lie in the span of values of rank {value_rank}."
+        return (
+            NOT_COVERED,
+            f"the text is too short to tell: {rows} rows lie in the span of values of rank {value_rank}.",
+        )
     if residual <= TIED:
         return THEOREM_A, None
     if key_rank < value_rank:
@@ -382,6 +391,3 @@ def _projection(proof: Proof) -> str:
     return "output projection of full row rank" if all(
         site.projection is not None and site.projection.full_rank for site in proof.sites
     ) else "an output projection that loses part of the head output"  # fmt: skip
-
-
-

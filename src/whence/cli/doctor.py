@@ -9,6 +9,8 @@ import typer
 from whence.cli._app import FAILED, Debug, Json, Quiet, messages, print_json, results, working
 
 if TYPE_CHECKING:
+    from whence.attention.uniqueness import Uniqueness
+    from whence.model.load import Model
     from whence.reading.wiring.doctor import Report
 
 Name = Annotated[str, typer.Argument(metavar="MODEL", help="An embedded model, a local folder or a hub id.")]
@@ -36,6 +38,8 @@ def command(
     (c) residual and norms give the state after attention; (d) the model's outputs are the same with the recorder as
     without; (e) pushed head outputs move the state as the projection says; (f) with attention held no token moves
     another. Exit code 1, with the reason, where the reading cannot be trusted.
+
+    Then: does a theorem say that its attention is unique? By keys and values on a text, or by a second row.
     """
     with working(f"Reading {model}", quiet):
         from whence.model.load import load
@@ -43,14 +47,35 @@ def command(
 
         loaded = load(model, task, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
         report = doctor(loaded, text)
+    unique: Uniqueness | str | None = None
+    if report.trusted:
+        with working("Looking for a theorem, or for a second row", quiet):
+            unique = _unique(loaded)
     if as_json:
-        print_json(report.to_dict())
+        said = {"reason": unique} if isinstance(unique, str) else None if unique is None else unique.to_dict()
+        print_json(report.to_dict() | {"uniqueness": said})
     else:
         show(report)
+        if unique is not None:
+            lines = [f"Not known: {unique}"] if isinstance(unique, str) else unique.sentences()
+            results.print("\nIs its attention unique?", markup=False)
+            for line in lines:
+                results.print(f"- {line}", markup=False, highlight=False, soft_wrap=True)
     if not report.trusted:
         if not as_json:
             messages.print("The reading cannot be trusted as a whole: " + " ".join(report.reasons), soft_wrap=True)
         raise typer.Exit(FAILED)
+
+
+def _unique(model: Model) -> Uniqueness | str:
+    """What `whence.uniqueness` says, or why it says nothing."""
+    from whence.attention.uniqueness import uniqueness
+    from whence.errors import WhenceError
+
+    try:
+        return uniqueness(model, search=2)
+    except WhenceError as problem:
+        return str(problem)
 
 
 def show(report: Report) -> None:
