@@ -50,7 +50,9 @@ def test_the_core_knows_no_model_library() -> None:
 
 
 def test_nothing_else_stands_at_the_root() -> None:
-    at_root = {name.split(".")[1] for name, path in modules().items() if name.count(".") == 1 and path.stem != "__init__"}
+    at_root = {
+        name.split(".")[1] for name, path in modules().items() if name.count(".") == 1 and path.stem != "__init__"
+    }
     assert at_root <= ROOT, sorted(at_root - ROOT)
 
 
