@@ -1,0 +1,74 @@
+"""The rooms of src/whence and who imports whom, drawn from the imports themselves: docs/figures/architecture.svg.
+
+    python docs/make_architecture_picture.py
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import matplotlib
+
+matplotlib.use("svg")
+matplotlib.rcParams["svg.hashsalt"] = "whence"
+
+from matplotlib.figure import Figure
+
+from tests.house.imports import imports, modules, room
+from tests.house.test_walls import LEVELS
+
+SAYS = {
+    "core": "mathematics on tensors",
+    "reading": "a model and a text → a trace, proved",
+    "model": "loading, catalogue, memory",
+    "results": "results, files, plots",
+    "attention": "is it identifiable?",
+    "tokens": "still itself?",
+    "mixing": "where from?",
+    "identifiable": "unique by design",
+    "faithful": "which explanation?",
+    "surveys": "a corpus",
+    "reporting": "one analysis → report",
+    "serving": "the page, live",
+    "cli": "commands",
+    "method_table": "every method, once",
+    "rules": "decision rules",
+    "bertviz": "drop-in views",
+}
+
+
+def main() -> None:
+    sizes = Counter(room(name) for name in modules())
+    rows = [[r for r in level if r in sizes and r != "errors"] for level in LEVELS]
+    rows = [row for row in rows if row]
+    figure = Figure(figsize=(10, 1.15 * len(rows) + 0.4))
+    axes = figure.subplots()
+    place = {}
+    for y, row in enumerate(rows):
+        for i, name in enumerate(row):
+            place[name] = ((i + 0.5) * 10 / len(row), y)
+    arrows = Counter((room(a), room(b)) for a, b in imports() if room(a) != room(b))
+    for (a, b), count in arrows.items():
+        if a in place and b in place:
+            axes.annotate(
+                "", place[b], place[a],
+                arrowprops={"arrowstyle": "->", "color": "#8a94a6", "lw": 0.4 + min(count, 40) / 25, "shrinkA": 16, "shrinkB": 16},
+            )  # fmt: skip
+    for name, (x, y) in place.items():
+        text = f"{name}\n{SAYS.get(name, '')}\n{sizes[name]} file{'s' * (sizes[name] != 1)}"
+        axes.text(
+            x, y, text, ha="center", va="center", fontsize=8,
+            bbox={"boxstyle": "round,pad=0.45", "facecolor": "#eef3fa", "edgecolor": "#2f7dbd"},
+        )  # fmt: skip
+    axes.set(xlim=(0, 10), ylim=(-0.6, len(rows) - 0.4))
+    axes.axis("off")
+    figure.savefig(ROOT / "docs" / "figures" / "architecture.svg", metadata={"Date": None}, bbox_inches="tight")
+
+
+if __name__ == "__main__":
+    main()
