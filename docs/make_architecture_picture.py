@@ -1,6 +1,6 @@
 """The rooms of src/whence and who imports whom, drawn from the imports themselves: docs/figures/architecture.svg.
 
-    python docs/make_architecture_picture.py
+python docs/make_architecture_picture.py
 """
 
 from __future__ import annotations
@@ -10,17 +10,6 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-import matplotlib
-
-matplotlib.use("svg")
-matplotlib.rcParams["svg.hashsalt"] = "whence"
-
-from matplotlib.figure import Figure
-
-from tests.house.imports import imports, modules, room
-from tests.house.test_walls import LEVELS
 
 SAYS = {
     "core": "mathematics on tensors",
@@ -43,6 +32,14 @@ SAYS = {
 
 
 def main() -> None:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    sys.path.insert(0, str(ROOT))
+    from tests.house.imports import LEVELS, imports, modules, room
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "whence"
     sizes = Counter(room(name) for name in modules())
     rows = [[r for r in level if r in sizes and r != "errors"] for level in LEVELS]
     rows = [row for row in rows if row]
@@ -57,7 +54,7 @@ def main() -> None:
         if a in place and b in place:
             axes.annotate(
                 "", place[b], place[a],
-                arrowprops={"arrowstyle": "->", "color": "#8a94a6", "lw": 0.4 + min(count, 40) / 25, "shrinkA": 16, "shrinkB": 16},
+                arrowprops={"arrowstyle": "->", "color": "#8a94a6", "lw": 0.4 + min(count, 40) / 25, "shrinkA": 16},
             )  # fmt: skip
     for name, (x, y) in place.items():
         text = f"{name}\n{SAYS.get(name, '')}\n{sizes[name]} file{'s' * (sizes[name] != 1)}"

@@ -7,10 +7,10 @@ from pathlib import Path
 import whence
 from gallery.page import command, picture, table, write
 from whence.attention.decide import Decisions
+from whence.attention.plots_decisions import COLOURS
 from whence.attention.position_names import atom_candidates, element
 from whence.core.attention.null_space import null_space
 from whence.results.plotting import new_axes
-from whence.results.plotting_decisions import COLOURS
 
 WRONG = "Clc1ccccc1.OB(O)C1=CCCCC1>>C1=C(c2ccccc2)CCCC1"
 # The first is in the tests of the rxnmapper package, as are the next two; the fourth and fifth are from its reports.

@@ -8,6 +8,21 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "whence"
 
+# From the inside out. A room may import rooms of lower levels only; rooms of one level do not know each other.
+LEVELS = (
+    ("errors",),
+    ("results",),
+    ("method_table", "core"),
+    ("rules", "model"),
+    ("reading",),
+    ("attention", "tokens", "identifiable"),
+    ("mixing",),
+    ("faithful", "surveys"),
+    ("reporting", "bertviz"),
+    ("serving",),
+    ("cli",),
+)
+
 
 def modules() -> dict[str, Path]:
     """Every module of the package by its dotted name."""

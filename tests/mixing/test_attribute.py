@@ -18,8 +18,8 @@ from tests.mixing.mixing_oracle import head_expanded
 from whence.errors import InputError, MissingExtraError, WiringError
 from whence.method_table import explaining
 from whence.method_table import method as method_of
-from whence.reading.labels import Tokens
 from whence.reading.trace import Trace
+from whence.results.labels import Tokens
 
 Zoo = Callable[..., Trace]
 IDS = torch.tensor([[5, 17, 33, 8, 42, 6]])

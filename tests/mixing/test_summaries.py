@@ -9,7 +9,7 @@ import torch
 
 from whence.errors import InputError
 from whence.mixing.mixture import Mixture
-from whence.reading.labels import Tokens
+from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
 from whence.results.result import Result
 

@@ -13,8 +13,8 @@ from transformers import BertConfig, BertModel
 
 import whence
 from whence.errors import InputError
-from whence.reading.labels import Tokens
 from whence.reading.trace import Trace
+from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
 from whence.results.result import Result
 from whence.results.tensor_file import load_tensors, save_tensors

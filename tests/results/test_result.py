@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from whence.errors import InputError, WhenceError
-from whence.reading.labels import Tokens
 from whence.results.files import write_atomically
+from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
 from whence.results.result import Result
 from whence.results.tensor_file import load_tensors, save_tensors

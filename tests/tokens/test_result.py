@@ -83,7 +83,7 @@ def test_groups(result: TokenIdentifiability) -> None:
 def test_pieces_of_words() -> None:
     from dataclasses import replace
 
-    from whence.reading.labels import Tokens
+    from whence.results.labels import Tokens
     from whence.results.provenance import Provenance
 
     text = ("[CLS]", "un", "##able", "man", "[SEP]")

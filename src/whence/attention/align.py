@@ -135,7 +135,7 @@ class Alignment:
 
     def plot(self, *, ax: Any = None) -> Any:
         """The matrix with the path, and the paths of the early and the late rows; returns the Axes."""
-        from whence.results.plotting_alignment import plot_alignment
+        from whence.attention.plots_alignment import plot_alignment
 
         return plot_alignment(self, ax)
 

@@ -12,8 +12,8 @@ from whence.attention.heads import find_row, head_of, key_labels, row_of
 from whence.core.attention.certificate import Certificate, certify_row
 from whence.core.attention.head_certificate import HeadCertificate, certify_head
 from whence.core.numerics.tolerances import measured_in
-from whence.reading.labels import Tokens
 from whence.reading.trace import Trace
+from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
 
 if TYPE_CHECKING:

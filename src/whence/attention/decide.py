@@ -192,7 +192,7 @@ class Decisions:
 
     def plot(self, *, ax: Any = None) -> Any:
         """Every decision with its range, coloured by verdict; returns the Axes."""
-        from whence.results.plotting_decisions import plot_decisions
+        from whence.attention.plots_decisions import plot_decisions
 
         return plot_decisions(self, ax)
 

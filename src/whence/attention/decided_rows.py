@@ -13,8 +13,8 @@ from whence.attention.position_names import position_names
 from whence.core.attention.decision import Claim
 from whence.errors import InputError
 from whence.model.catalogue import find
-from whence.reading.labels import Tokens
 from whence.reading.trace import Stack, Trace
+from whence.results.labels import Tokens
 
 
 @dataclass(frozen=True)

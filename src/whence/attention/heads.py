@@ -14,8 +14,8 @@ from torch.nn.functional import pad
 
 from whence.core.numerics.tolerances import measured_in, weight_rank_tolerance
 from whence.errors import InputError
-from whence.reading.labels import Tokens
 from whence.reading.trace import Layer, Stack, Trace
+from whence.results.labels import Tokens
 
 SINK = "sink"
 

@@ -13,8 +13,8 @@ from whence.attention.heads import by_group, key_labels, sink_last
 from whence.core.attention.leverage import leverage
 from whence.core.attention.null_space import NullSpace, null_space
 from whence.core.numerics.tolerances import measured_in
-from whence.reading.labels import Tokens
 from whence.reading.trace import Layer, Stack, Trace
+from whence.results.labels import Tokens
 from whence.results.result import Result
 
 if TYPE_CHECKING:

@@ -43,8 +43,8 @@ class LayerStatement:
         )
 
     def plot(self, *, ax: Any = None) -> Any:
-        """What is free in common. See `whence.results.plotting_attention`; returns the Axes."""
-        from whence.results.plotting_attention import plot_layer_statement
+        """What is free in common. See `whence.attention.plots`; returns the Axes."""
+        from whence.attention.plots import plot_layer_statement
 
         return plot_layer_statement(self, ax)
 

@@ -71,8 +71,8 @@ class Overview:
         return [*self.verdict.sentences(), here, limit]
 
     def plot(self, *, ax: Any = None) -> Any:
-        """Layers by heads. See `whence.results.plotting_attention`; returns the Axes."""
-        from whence.results.plotting_attention import plot_overview
+        """Layers by heads. See `whence.attention.plots`; returns the Axes."""
+        from whence.attention.plots import plot_overview
 
         return plot_overview(self, ax)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from whence.errors import InputError
-from whence.reading.labels import Tokens
+from whence.results.labels import Tokens
 
 # An atom in brackets: isotope, element, chirality, hydrogens, charge, map number. [SEP] and [CLS] are none.
 _ATOM = re.compile(r"\[\d*([A-Z][a-z]?|[bcnops])@{0,2}(?:H\d*)?[+-]*\d*(?::\d+)?\]|(Br|Cl|[BCNOSPFI]|[bcnops])")

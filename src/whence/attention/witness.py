@@ -41,8 +41,8 @@ class Verification:
         return all(change is None or change <= self.rounding for change in found)
 
     def plot(self, *, ax: Any = None) -> Any:
-        """What changed, beside the control. See `whence.results.plotting_attention`; returns the Axes."""
-        from whence.results.plotting_attention import plot_verification
+        """What changed, beside the control. See `whence.attention.plots`; returns the Axes."""
+        from whence.attention.plots import plot_verification
 
         return plot_verification(self, ax)
 
@@ -96,8 +96,8 @@ class RowWitness:
         return substitute(self.trace, change, model=model)
 
     def plot(self, *, ax: Any = None) -> Any:
-        """The row beside the other. See `whence.results.plotting_attention`; returns the Axes."""
-        from whence.results.plotting_attention import plot_witness
+        """The row beside the other. See `whence.attention.plots`; returns the Axes."""
+        from whence.attention.plots import plot_witness
 
         return plot_witness(self, ax)
 

@@ -14,7 +14,7 @@ import numpy as np
 from whence.errors import InputError
 from whence.model.load import Model
 from whence.reading.inputs import Prepared, prepare
-from whence.reading.labels import Tokens
+from whence.results.labels import Tokens
 
 UNITS = ("word", "token")
 

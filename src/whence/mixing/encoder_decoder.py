@@ -18,9 +18,9 @@ from torch import Tensor
 from whence.errors import WiringError
 from whence.mixing.contributions import Contributions
 from whence.mixing.mixture import check_rows
-from whence.reading.labels import Tokens
 from whence.reading.trace import Layer, Trace
 from whence.reading.wiring.op_graph import deviation
+from whence.results.labels import Tokens
 
 
 def together(

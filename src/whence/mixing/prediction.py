@@ -12,8 +12,8 @@ from torch import Tensor
 from whence.errors import InputError
 from whence.mixing.read_out import read_out
 from whence.model.load import Model
-from whence.reading.labels import Tokens
 from whence.reading.trace import Stack, Trace
+from whence.results.labels import Tokens
 
 
 @dataclass(frozen=True)

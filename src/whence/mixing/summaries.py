@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.reading.labels import Tokens
+from whence.results.labels import Tokens
 from whence.results.result import Result
 
 if TYPE_CHECKING:

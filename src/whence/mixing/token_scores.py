@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from whence.reading.labels import Tokens
+from whence.results.labels import Tokens
 
 
 @dataclass(frozen=True)

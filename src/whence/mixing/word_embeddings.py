@@ -17,9 +17,9 @@ from whence.errors import InputError
 from whence.mixing.prediction import Prediction
 from whence.reading.capture.attach import accepted
 from whence.reading.capture.untouched import evaluating
-from whence.reading.labels import Tokens
 from whence.reading.rerun.replay import repeated
 from whence.reading.rerun.run import on_device
+from whence.results.labels import Tokens
 
 
 @dataclass(frozen=True)

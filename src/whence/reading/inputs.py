@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from whence.errors import InputError, ModelError
 from whence.model.load import Model
 from whence.model.memory import remembered
-from whence.reading.labels import Tokens, readable
+from whence.results.labels import Tokens, readable
 
 GENERATE = 32  # how many tokens an encoder–decoder writes when no target is given
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.reading.labels import Tokens
 from whence.reading.layer import Layer, ranges, refuse_following
 from whence.reading.storage import check_sizes, pack, parts, unpack
+from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
 from whence.results.tensor_file import load_tensors, save_tensors, understood
 

@@ -12,13 +12,13 @@ from whence.errors import InputError, ModelError
 from whence.model.load import Model
 from whence.reading.capture.recorder import Call
 from whence.reading.inputs import Prepared, label_ids
-from whence.reading.labels import Tokens
 from whence.reading.rerun.run import Outcome
 from whence.reading.trace import Layer, Stack, Trace
 from whence.reading.wiring.dataflow import times
 from whence.reading.wiring.projection import Projection
 from whence.reading.wiring.proof import AttentionSite, Proof, check_weights, is_causal
 from whence.reading.wiring.residual import Handle, Side
+from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
 
 

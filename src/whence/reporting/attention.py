@@ -12,9 +12,9 @@ from whence.attention.certify import TokenCertificate, certify
 from whence.attention.heads import key_labels
 from whence.attention.overview import Overview
 from whence.attention.verdict import Verdict
-from whence.reading.labels import Tokens
 from whence.reading.trace import Stack, Trace
 from whence.reporting.counter_examples import STOPS, counter_example
+from whence.results.labels import Tokens
 
 QUANTITIES: dict[str, dict[str, Any]] = {
     "certain": {

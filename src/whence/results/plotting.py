@@ -11,7 +11,7 @@ from torch import Tensor
 from whence.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
-    from whence.reading.labels import Tokens
+    from whence.results.labels import Tokens
     from whence.results.result import Result
 
 ROWS, COLUMNS = ("query", "hidden"), ("key", "input")

@@ -6,10 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from whence.model.load import Model
+
+class HasWeights(Protocol):
+    """What a result comes from, as far as its provenance must know it."""
+
+    @property
+    def weights_hash(self) -> str:
+        """SHA-256 of the weights."""
+        ...
 
 
 @lru_cache(maxsize=1)
@@ -33,7 +39,7 @@ class Provenance:
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=library_versions)
     weights: str | None = None  # SHA-256, filled in when it is first needed
-    source: Model | None = field(default=None, repr=False, compare=False)
+    source: HasWeights | None = field(default=None, repr=False, compare=False)
 
     @property
     def weights_hash(self) -> str | None:

@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.reading.labels import Tokens
 from whence.results.files import as_plain
+from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
 from whence.results.tensor_file import load_tensors, save_tensors, understood
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from whence.reading.trace import Stack
 
 ROW_AXES = ("query", "hidden")
 COLUMN_AXES = ("key", "input")
@@ -58,7 +56,7 @@ class Result:
     @classmethod
     def of_stack(
         cls,
-        stack: Stack,
+        stack: Any,
         values: Tensor,
         provenance: Provenance,
         *,

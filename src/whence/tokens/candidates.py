@@ -11,7 +11,7 @@ from torch import Tensor
 
 from whence.errors import InputError
 from whence.model.load import Model
-from whence.reading.labels import Tokens
+from whence.results.labels import Tokens
 from whence.tokens import nearest
 from whence.tokens.maps import part_of
 from whence.tokens.result import HIT, MISS, NOT_COUNTED

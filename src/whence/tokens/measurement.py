@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.reading.labels import Tokens
+from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
 from whence.tokens.candidates import Data
 from whence.tokens.closed_form import Moments, moments, procrustes, ridge

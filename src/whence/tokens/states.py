@@ -14,8 +14,8 @@ from torch import Tensor
 
 from whence.errors import InputError, UnavailableError
 from whence.model.load import Model
-from whence.reading.labels import Tokens
 from whence.reading.tracing import trace
+from whence.results.labels import Tokens
 from whence.tokens.corpus import Corpus
 
 BUDGET = 1 << 30  # bytes of states held in memory

@@ -98,8 +98,8 @@ class Certificate:
         return fields
 
     def plot(self, *, ax: Any = None) -> Any:
-        """Bars with their intervals. See `whence.results.plotting_attention`; returns the Axes."""
-        from whence.results.plotting_attention import plot_certificate
+        """Bars with their intervals. See `whence.core.attention.plots`; returns the Axes."""
+        from whence.core.attention.plots import plot_certificate
 
         return plot_certificate(self, ax)
 

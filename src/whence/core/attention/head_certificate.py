@@ -60,8 +60,8 @@ class HeadCertificate:
         return bool(sound and told and (lower <= a + OWN_ROW).all() and (upper >= a - OWN_ROW).all())
 
     def plot(self, *, ax: Any = None) -> Any:
-        """How wide each interval is. See `whence.results.plotting_attention`; returns the Axes."""
-        from whence.results.plotting_attention import plot_head_certificate
+        """How wide each interval is. See `whence.core.attention.plots`; returns the Axes."""
+        from whence.core.attention.plots import plot_head_certificate
 
         return plot_head_certificate(self, ax)
 

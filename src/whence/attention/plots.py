@@ -6,48 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from whence.core.attention.plots import BLUE, key_names, without_formulas
 from whence.results.plotting import SEQUENTIAL, new_axes
 
 if TYPE_CHECKING:
     from whence.attention.joint import LayerStatement
     from whence.attention.overview import Overview
     from whence.attention.witness import RowWitness, Verification
-    from whence.core.attention.certificate import Certificate
-    from whence.core.attention.head_certificate import HeadCertificate
-    from whence.reading.labels import Tokens
 
-BLUE, ORANGE, INK = "#2f7dbd", "#b35806", "#1b1d21"
+ORANGE = "#b35806"
 MOST = 16
-
-
-def plot_certificate(found: Certificate, ax: Any = None) -> Any:
-    """Each certified weight as a bar, with the interval in which every alternative has it."""
-    from whence.attention.certify import TokenCertificate
-
-    axes = ax if ax is not None else new_axes((5.2, 0.3 * len(found.keys) + 1.1))
-    known = found if isinstance(found, TokenCertificate) and found.tokens is not None else None
-    names = _names(None if known is None else known.key_tokens, found.keys.tolist())
-    places = range(len(names))
-    axes.barh(places, found.weights.tolist(), color=BLUE, height=0.55)
-    ends = [(found.weights - found.lower).clamp(min=0).tolist(), (found.upper - found.weights).clamp(min=0).tolist()]
-    axes.errorbar(found.weights.tolist(), places, xerr=ends, fmt="none", ecolor=INK, capsize=3, linewidth=1.2)
-    axes.set_yticks(places, names)
-    axes.invert_yaxis()
-    axes.set(xlabel="weight, and where it could lie", xlim=(0, None))
-    if known is not None and known.tokens is not None:
-        title = f"layer {known.layer}, head {known.head}, from {_text(known.tokens[known.query])}"
-        axes.set_title(title, fontsize="medium")
-    return axes
-
-
-def plot_head_certificate(found: HeadCertificate, ax: Any = None) -> Any:
-    """How wide the proved interval of each weight is, [query, key]."""
-    axes = ax if ax is not None else new_axes((6.4, 5.4))
-    image = axes.imshow((found.upper - found.lower).numpy(), cmap=SEQUENTIAL, vmin=0.0, interpolation="nearest")
-    axes.set(xlabel="key", ylabel="query")
-    axes.set_title("width of the proved intervals", fontsize="medium")
-    axes.figure.colorbar(image, ax=axes, shrink=0.85)
-    return axes
 
 
 def plot_witness(found: RowWitness, ax: Any = None) -> Any:
@@ -61,11 +29,11 @@ def plot_witness(found: RowWitness, ax: Any = None) -> Any:
         (0.2, found.alternative, ORANGE, "just as good"),
     ):
         axes.barh([k + shift for k in range(len(keys))], row[keys].tolist(), height=0.4, color=colour, label=name)
-    axes.set_yticks(range(len(keys)), _names(stack.key_tokens, keys))
+    axes.set_yticks(range(len(keys)), key_names(stack.key_tokens, keys))
     axes.invert_yaxis()
     axes.set(xlabel="weight", xlim=(0, None))
     axes.set_title(
-        f"layer {found.layer}, head {found.head}, from {_text(stack.tokens[found.query])}: "
+        f"layer {found.layer}, head {found.head}, from {without_formulas(stack.tokens[found.query])}: "
         f"{found.total_variation:.2f} moved",
         fontsize="medium",
     )
@@ -120,11 +88,3 @@ def plot_overview(found: Overview, ax: Any = None) -> Any:
     axes.set_title(f"width of the bounds, {found.tokens} tokens", fontsize="medium")
     axes.figure.colorbar(image, ax=axes, shrink=0.85)
     return axes
-
-
-def _names(tokens: Tokens | None, keys: list[int]) -> list[str]:
-    return [str(k) if tokens is None else f"{_text(tokens[k])} {k}" for k in keys]
-
-
-def _text(token: str) -> str:
-    return token.replace("$", r"\$")  # no formulas
