@@ -8,7 +8,7 @@ from torch import Tensor
 
 from whence.errors import InputError
 from whence.tokens.closed_form import moments, ridge
-from whence.tokens.training import Trained, Training, mean_distance, train
+from whence.tokens.training import TrainedMap, Training, mean_distance, train
 
 
 def problem(seed: int = 0) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -20,7 +20,7 @@ def problem(seed: int = 0) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]
     return (x[:2400], y[:2400]), (x[2400:], y[2400:])
 
 
-def fitted(kind: str, distance: str, seed: int = 0, **settings: float) -> tuple[Trained, float]:
+def fitted(kind: str, distance: str, seed: int = 0, **settings: float) -> tuple[TrainedMap, float]:
     fit, held = problem()
     found = moments(*fit)
     start = ridge(found, (1e-3,))[0]

@@ -56,7 +56,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedMap:
     """A trained map, or why there is none."""
 
     map: Affine | Perceptron | None
@@ -85,7 +85,7 @@ def train(
     found: Moments,
     settings: Training,
     seed: int,
-) -> Trained:
+) -> TrainedMap:
     """A "linear" or "mlp" map fitted to `pairs` (states (N, d), embeddings (N, d_x)), stopped by `held_out`.
 
     `start` is the ridge map of that `penalty`; the steps are taken in its `even_basis`, u = Bᵀ(e − μ)/σ.
@@ -144,7 +144,7 @@ def train(
         wrong = not math.isfinite(running + loss_held)
         if wrong or running > limit:
             what = "its loss was not finite" if wrong else f"its training loss was {running:.3g}, above {limit:.3g}"
-            return Trained(None, epoch, loss_held, f"{what}, after {epoch} epoch{'s' * (epoch != 1)}")
+            return TrainedMap(None, epoch, loss_held, f"{what}, after {epoch} epoch{'s' * (epoch != 1)}")
         if loss_held < best * (1 - settings.gain):
             best, best_weights, kept_for = loss_held, [w.detach().clone() for w in weights], 0
             continue
@@ -159,8 +159,8 @@ def train(
     w, b = best_weights[:2]
     linear = Affine(start.mean, start.spread, basis @ w[:, :k] * unit, b[:k] * unit)
     if kind == "linear":
-        return Trained(linear, epoch, best)
-    return Trained(Perceptron(linear, basis @ w[:, k:], b[k:].clone(), best_weights[2] * unit), epoch, best)
+        return TrainedMap(linear, epoch, best)
+    return TrainedMap(Perceptron(linear, basis @ w[:, k:], b[k:].clone(), best_weights[2] * unit), epoch, best)
 
 
 def _ready(

@@ -6,7 +6,7 @@ m_j = min_{i≠j} H_ij and M_j = max_{i≠j} H_ij, e_j = Σ_i H_ij x_i is at lea
     x_j ≤ (e_j − m_j) / (H_jj − m_j),    and    x_j ≥ (e_j − M_j) / (H_jj − M_j)  when H_jj > M_j.
 
 Always valid, exact where the row is unique, usually 2 to 10 times too wide; `whence.core.attention.certificate` has the exact
-intervals. METHODS 1.1 (5).
+intervals. methods 1.2 (5).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The null dimension alone misleads (rows of equal dimension can move by 0.00 or by 0.91 in total variation). A
 certificate gives the exact interval of each shown weight, the largest mass the keys not shown could carry, and which
 shown key certainly outweighs which, each with a dual vector as proof. `Certificate.check()` verifies all of them with
-dot products and no solver. METHODS 1.1.
+dot products and no solver. methods 1.2.
 """
 
 from __future__ import annotations

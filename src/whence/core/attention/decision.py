@@ -2,7 +2,7 @@
 
 A decision made from attention is a conjunction of claims that are linear in the row: "key i outweighs key j", "these
 keys hold at least half", "the expected position is below 12". Over the polytope P of all rows with the same head output
-(METHODS 1.1) a claim cᵀx > t is
+(methods 1.2) a claim cᵀx > t is
 
     certified  where a dual vector proves min_P cᵀx > t,
     refuted    where a row of P with cᵀx < t is at hand,

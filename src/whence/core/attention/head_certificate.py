@@ -1,7 +1,7 @@
 """Whole heads: intervals for every weight of every row, from duals solved for a few of them.
 
 Whether a dual vector proves a bound depends on the values and the visible keys, not on the row. So the duals solved for
-about two dozen rows, one for each key, bound every row of the head by one matrix product (METHODS 1.1 (6)). Under a
+about two dozen rows, one for each key, bound every row of the head by one matrix product (methods 1.2 (6)). Under a
 mask the correction term min_j (c_j − v_jᵀu) runs over the keys that the row sees: each bound is valid for its row,
 and a dual of a longer prefix is as good for a shorter one.
 """

@@ -3,7 +3,7 @@
 Head outputs AV reach the block output through the output matrix, y_i = Σ_h (a_i^h V^h) W^h. Two questions: can the head
 outputs be told apart in y (the stacked W has full row rank)? And how many directions can the rows of all heads move in
 together without changing y: H(n − 1) − rank of the stacked (V^h − 1μᵀ) W^h, generically max(0, H(n − 1) − d).
-METHODS 1.2, "Layer output".
+methods 1.6.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 P = {x ≥ 0, 1ᵀx = 1, xᵀV = aᵀV} (tolerance 0), or {…, |xᵀV − aᵀV| ≤ δ in every coordinate} with δ = tolerance · rms of
 the output. One HiGHS model a row; only the objective changes between solves, so the last vertex stays feasible and
-primal simplex continues from it (METHODS 1.1 (2)).
+primal simplex continues from it (methods 1.2 (2)).
 
 What a solver returns is never trusted. For any u ∈ R^{d_v}, with o = aᵀV,
 

@@ -1,7 +1,7 @@
 """The key's role: could another query have produced another attention row with the same head output?
 
 A softmax row must also be producible: log a ∈ col(K) + span(1). Bhardwaj et al., "More Identifiable yet Equally
-Performant Transformers" (ACL 2021), made exact (METHODS 1.2): the local dimension of the family of such rows, a bound
+Performant Transformers" (ACL 2021), made exact (methods 1.5): the local dimension of the family of such rows, a bound
 on how far they can lie when keys are nearly a function of values (Theorem 2), uniqueness when they are (Theorem 1). The
 global search is in `whence.core.attention.search_reachable`.
 """

@@ -1,6 +1,6 @@
 """Row after row of one head: the exact interval of each of its heaviest weights, and the farthest alternative met.
 
-The same programs as in a certificate (METHODS 1.1), one model for the whole head: from row to row only the right side
+The same programs as in a certificate (methods 1.2), one model for the whole head: from row to row only the right side
 moves, from weight to weight only the objective. What is returned are numbers that a dual vector proves, each within
 `GAP` of a weight that some alternative attains; a row where that cannot be shown is left out. Every vertex on the way
 is another attention row with the same output: the one farthest from the row comes along.

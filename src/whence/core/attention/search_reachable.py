@@ -2,7 +2,7 @@
 
 Local uniqueness is not enough: with d_k = d_v = 32, MiniLM has a second such row in most texts of 64 tokens.
 Multi-start Levenberg–Marquardt on F(z) = Vᵀ(softmax(log a + Kz) − a), then Newton. Finding none proves nothing,
-and the result says so. METHODS 1.2.
+and the result says so. methods 1.5.
 """
 
 from __future__ import annotations

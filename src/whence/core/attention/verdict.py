@@ -3,7 +3,7 @@
 To ε: a row is *unique* where no other has its output; *certain* when its heaviest weight exceeds ε, stays within an
 interval of width ε in every alternative, and no other key outweighs it by more than ε in any; *flat* when no weight can
 exceed ε; *open* to other readings otherwise. Closed-form bounds decide where they suffice, linear programs the rest: what
-is called certain or flat has a dual as proof. METHODS 1.1 (8).
+is called certain or flat has a dual as proof. methods 1.2 (8).
 """
 
 from __future__ import annotations

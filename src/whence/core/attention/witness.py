@@ -2,7 +2,7 @@
 
 The alternative of largest total variation found: the vertices of P that the interval programs meet, each improved by
 sequential linear programming (maximise sign(x − a)ᵀx, repeat; total variation is convex, so each step can only gain).
-Brute force over small polytopes is matched or missed by a few per cent (METHODS 1.1 (4)). A witness is a lower bound
+Brute force over small polytopes is matched or missed by a few per cent (methods 1.2 (4)). A witness is a lower bound
 on how different the row could be, and counts in a report only once it has been put into the model.
 """
 

@@ -23,7 +23,7 @@ from whence.identifiable.conversion.probes import Probe
 from whence.identifiable.conversion.refusal import refuse_unfit
 from whence.identifiable.conversion.result import Converted
 from whence.identifiable.conversion.tied_key import Projections, fold, projections, tie, unfold
-from whence.identifiable.conversion.windows import Corpus, batch, tokenise
+from whence.identifiable.conversion.windows import WindowedTexts, batch, tokenise
 from whence.identifiable.statement import LayerFacts, Statement, facts_of, state
 from whence.model.load import Model, as_model
 from whence.results.provenance import Provenance
@@ -181,7 +181,7 @@ def _set_aside(texts: list[str], held_out: Sequence[str] | None, seed: int) -> t
 # -- fitting and proving ---------------------------------------------------------------------------------------------
 
 
-def fit(model: Model, corpus: Corpus, places: list[Projections], seed: int) -> list[Tensor]:
+def fit(model: Model, corpus: WindowedTexts, places: list[Projections], seed: int) -> list[Tensor]:
     """M of every attention module, from the model's own queries, keys and values on texts of all lengths."""
     from whence.reading.tracing import trace
 
@@ -216,7 +216,7 @@ def _choose_trainable(model: nn.Module, places: list[Projections]) -> None:
         parameter.requires_grad_(any(name.startswith(stem) for stem in stems))
 
 
-def tied_residual(model: Model, corpus: Corpus) -> float:
+def tied_residual(model: Model, corpus: WindowedTexts) -> float:
     """The largest share of any head's keys that lies outside span[V, 1], on held-out texts joined to the longest input.
 
     As long as the model reads: with no more tokens than d_v + 1 the span would hold any key.
@@ -239,7 +239,7 @@ def tied_residual(model: Model, corpus: Corpus) -> float:
 
 
 def _statement(
-    model: Model, corpus: Corpus, places: list[Projections], mixing: Sequence[Tensor], limit: int
+    model: Model, corpus: WindowedTexts, places: list[Projections], mixing: Sequence[Tensor], limit: int
 ) -> Statement:
     """From the folded weights and the output projections that the reading proved."""
     from whence.reading.tracing import trace

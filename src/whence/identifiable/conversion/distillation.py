@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from whence.errors import ModelError
 from whence.identifiable.conversion.checkpoint import Checkpoint, History
-from whence.identifiable.conversion.windows import Corpus, batch
+from whence.identifiable.conversion.windows import WindowedTexts, batch
 from whence.model.load import hash_weights
 from whence.results.run_identity import RunIdentity
 
@@ -73,7 +73,7 @@ def pool(final: Tensor, mask: Tensor) -> Tensor:
 def distil(
     tied: nn.Module,
     original: nn.Module,
-    corpus: Corpus,
+    corpus: WindowedTexts,
     schedule: Schedule,
     *,
     checkpoint: Path | None = None,

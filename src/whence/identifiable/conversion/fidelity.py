@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from whence.identifiable.conversion import probes as probing
 from whence.identifiable.conversion.distillation import pool
-from whence.identifiable.conversion.windows import Corpus
+from whence.identifiable.conversion.windows import WindowedTexts
 from whence.reading.capture import interface
 from whence.reading.capture.untouched import evaluating
 
@@ -64,7 +64,7 @@ class Fidelity:
         return pd.DataFrame([asdict(line) for line in self.lengths])
 
 
-def groups(corpus: Corpus, lengths: Sequence[int], count: int, seed: int = 0) -> dict[str, list[list[int]]]:
+def groups(corpus: WindowedTexts, lengths: Sequence[int], count: int, seed: int = 0) -> dict[str, list[list[int]]]:
     """Held-out pieces by length: texts as they are (cut at the maximum), and windows of exactly so many tokens.
 
     Windows are taken from the beginning of texts that are long enough, and from several texts in a row where none is.
@@ -90,7 +90,7 @@ def groups(corpus: Corpus, lengths: Sequence[int], count: int, seed: int = 0) ->
     return made
 
 
-def final_states(model: nn.Module, corpus: Corpus, pieces: Sequence[Sequence[int]], tokens: int = 4096) -> list[Tensor]:
+def final_states(model: nn.Module, corpus: WindowedTexts, pieces: Sequence[Sequence[int]], tokens: int = 4096) -> list[Tensor]:
     """The last hidden states of every piece, (n, d) each, in batches of similar length."""
     order = sorted(range(len(pieces)), key=lambda i: len(pieces[i]))
     found: dict[int, Tensor] = {}
@@ -121,14 +121,14 @@ def neighbours(vectors: Tensor) -> Tensor:
 def compare(
     original: nn.Module,
     converted: nn.Module,
-    corpus: Corpus,
+    corpus: WindowedTexts,
     made: dict[str, list[list[int]]],
 ) -> tuple[AtLength, ...]:
     """Fidelity on every group of pieces that `groups` made."""
     return tuple(_line(name, original, converted, corpus, pieces) for name, pieces in made.items())
 
 
-def _line(name: str, original: nn.Module, converted: nn.Module, corpus: Corpus, pieces: list[list[int]]) -> AtLength:
+def _line(name: str, original: nn.Module, converted: nn.Module, corpus: WindowedTexts, pieces: list[list[int]]) -> AtLength:
     ours, theirs = final_states(converted, corpus, pieces), final_states(original, corpus, pieces)
     cosine = torch.cat([functional.cosine_similarity(a, b, dim=-1) for a, b in zip(ours, theirs, strict=True)])
     e_ours, e_theirs = embeddings(ours), embeddings(theirs)
@@ -149,7 +149,7 @@ def _line(name: str, original: nn.Module, converted: nn.Module, corpus: Corpus, 
     )
 
 
-def attention_kl(original: nn.Module, converted: nn.Module, corpus: Corpus, piece: Sequence[int]) -> float:
+def attention_kl(original: nn.Module, converted: nn.Module, corpus: WindowedTexts, piece: Sequence[int]) -> float:
     """KL(a ‖ â) of one text, mean over layers, heads and rows."""
     total = []
     for a, b in zip(_attention(original, corpus, piece), _attention(converted, corpus, piece), strict=True):
@@ -159,7 +159,7 @@ def attention_kl(original: nn.Module, converted: nn.Module, corpus: Corpus, piec
     return sum(total) / len(total)
 
 
-def _attention(model: nn.Module, corpus: Corpus, piece: Sequence[int]) -> tuple[Tensor, ...]:
+def _attention(model: nn.Module, corpus: WindowedTexts, piece: Sequence[int]) -> tuple[Tensor, ...]:
     device = next(model.parameters()).device
     inputs = {k: t.to(device) for k, t in corpus.batch([piece]).items()}
     with evaluating(model), interface.switched(model):
@@ -168,7 +168,7 @@ def _attention(model: nn.Module, corpus: Corpus, piece: Sequence[int]) -> tuple[
 
 
 def probe(
-    original: nn.Module, converted: nn.Module, tokenizer: Any, corpus: Corpus, task: probing.Probe
+    original: nn.Module, converted: nn.Module, tokenizer: Any, corpus: WindowedTexts, task: probing.Probe
 ) -> tuple[float, float]:
     """Accuracy of a linear probe on the embeddings of the original, and on those of the converted model."""
     labels = {label: i for i, label in enumerate(sorted({label for _, label in task.train}))}

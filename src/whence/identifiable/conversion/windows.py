@@ -18,7 +18,7 @@ SHORTEST = 16  # tokens of the shortest window that is cut on purpose
 
 
 @dataclass(frozen=True)
-class Corpus:
+class WindowedTexts:
     """Tokenised texts without special tokens, and the special tokens that go around each of them."""
 
     texts: tuple[tuple[int, ...], ...]
@@ -45,7 +45,7 @@ class Corpus:
         return {"input_ids": ids, "attention_mask": mask}
 
 
-def tokenise(tokenizer: Any, texts: Sequence[str], longest: int) -> Corpus:
+def tokenise(tokenizer: Any, texts: Sequence[str], longest: int) -> WindowedTexts:
     """Tokenise every text once. Empty ones are refused by number."""
     if not texts:
         raise InputError("no texts were given: tie_keys fits and distils on texts, so give some hundreds of them.")
@@ -62,10 +62,10 @@ def tokenise(tokenizer: Any, texts: Sequence[str], longest: int) -> Corpus:
         raise InputError(
             f"none of the {len(texts)} texts gives a token of this tokenizer; the first is {texts[0]!r:.60}."
         )
-    return Corpus(kept, tuple(whole[:start]), tuple(whole[start + len(inner) :]), pad, longest)
+    return WindowedTexts(kept, tuple(whole[:start]), tuple(whole[start + len(inner) :]), pad, longest)
 
 
-def batches(corpus: Corpus, tokens: int, seed: int) -> Iterator[dict[str, Tensor]]:
+def batches(corpus: WindowedTexts, tokens: int, seed: int) -> Iterator[dict[str, Tensor]]:
     """Batches of about `tokens` tokens without end: in turn texts as they are, and windows of a length drawn at random.
 
     Window lengths are log-uniform from 16 tokens to the model's maximum. A window is the beginning or the inside of
@@ -78,7 +78,7 @@ def batches(corpus: Corpus, tokens: int, seed: int) -> Iterator[dict[str, Tensor
         number += 1
 
 
-def batch(corpus: Corpus, tokens: int, seed: int, number: int) -> dict[str, Tensor]:
+def batch(corpus: WindowedTexts, tokens: int, seed: int, number: int) -> dict[str, Tensor]:
     """Batch `number` of `batches`."""
     draw = random.Random(f"{seed}/{number}")
     if number % 2 == 0:
@@ -88,7 +88,7 @@ def batch(corpus: Corpus, tokens: int, seed: int, number: int) -> dict[str, Tens
     return corpus.batch([_window(corpus, length, draw) for _ in range(max(1, round(tokens / length)))])
 
 
-def _as_they_are(corpus: Corpus, tokens: int, draw: random.Random) -> list[tuple[int, ...]]:
+def _as_they_are(corpus: WindowedTexts, tokens: int, draw: random.Random) -> list[tuple[int, ...]]:
     """Texts of similar length, at most the model's maximum, about `tokens` tokens in all."""
     pool = [corpus.texts[draw.randrange(len(corpus.texts))][: corpus.room] for _ in range(256)]
     pool.sort(key=len)
@@ -105,7 +105,7 @@ def _as_they_are(corpus: Corpus, tokens: int, draw: random.Random) -> list[tuple
     return chosen
 
 
-def _window(corpus: Corpus, length: int, draw: random.Random) -> list[int]:
+def _window(corpus: WindowedTexts, length: int, draw: random.Random) -> list[int]:
     at = draw.randrange(len(corpus.texts))
     text = corpus.texts[at]
     if len(text) >= length:
