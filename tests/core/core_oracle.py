@@ -1,4 +1,4 @@
-"""Slow, obvious, float64: every definition of METHODS part 1 written straight down, one row at a time."""
+"""Slow, obvious, float64: every definition of methods 1 written straight down, one row at a time."""
 
 from __future__ import annotations
 

@@ -90,7 +90,9 @@ def groups(corpus: WindowedTexts, lengths: Sequence[int], count: int, seed: int 
     return made
 
 
-def final_states(model: nn.Module, corpus: WindowedTexts, pieces: Sequence[Sequence[int]], tokens: int = 4096) -> list[Tensor]:
+def final_states(
+    model: nn.Module, corpus: WindowedTexts, pieces: Sequence[Sequence[int]], tokens: int = 4096
+) -> list[Tensor]:
     """The last hidden states of every piece, (n, d) each, in batches of similar length."""
     order = sorted(range(len(pieces)), key=lambda i: len(pieces[i]))
     found: dict[int, Tensor] = {}
@@ -128,7 +130,9 @@ def compare(
     return tuple(_line(name, original, converted, corpus, pieces) for name, pieces in made.items())
 
 
-def _line(name: str, original: nn.Module, converted: nn.Module, corpus: WindowedTexts, pieces: list[list[int]]) -> AtLength:
+def _line(
+    name: str, original: nn.Module, converted: nn.Module, corpus: WindowedTexts, pieces: list[list[int]]
+) -> AtLength:
     ours, theirs = final_states(converted, corpus, pieces), final_states(original, corpus, pieces)
     cosine = torch.cat([functional.cosine_similarity(a, b, dim=-1) for a, b in zip(ours, theirs, strict=True)])
     e_ours, e_theirs = embeddings(ours), embeddings(theirs)
