@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 
 import numpy as np
 
@@ -34,14 +36,25 @@ class Speech:
     starts: dict[int, float]
 
 
-def speak(text: str, *, voice: bytes = b"en-us", speed: int = 140, lead: float = 0.3) -> Speech:
-    """The text as espeak-ng says it, after `lead` seconds of silence."""
+def speak(text: str, *, voice: str = "en-us", speed: int = 140, lead: float = 0.3) -> Speech:
+    """The text as espeak-ng says it, after `lead` seconds of silence.
+
+    A process of its own for each text: the library hangs when it is initialised twice.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        sound, rate, starts = pool.submit(_synthesise, text, voice, speed).result(timeout=60)
+    silence = np.zeros(int(lead * rate))
+    return Speech(np.concatenate([silence, sound, silence]), rate, {place: t + lead for place, t in starts.items()})
+
+
+def _synthesise(text: str, voice: str, speed: int) -> tuple[np.ndarray, int, dict[int, float]]:
     name = ctypes.util.find_library("espeak-ng")
     if name is None:
         raise SystemExit("this page needs espeak-ng: apt-get install espeak-ng")
     library = ctypes.CDLL(name)
     rate = library.espeak_Initialize(2, 0, None, 0)  # 2: synchronous, the sound goes to the callback
-    parts, starts = [], {}
+    parts: list[np.ndarray] = []
+    starts: dict[int, float] = {}
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
 
     def hear(wave, count, events):  # type: ignore[no-untyped-def]
@@ -50,17 +63,14 @@ def speak(text: str, *, voice: bytes = b"en-us", speed: int = 140, lead: float =
         i = 0
         while events[i].type != 0:
             if events[i].type == 1:
-                starts[events[i].text_position - 1] = events[i].audio_position / 1000.0 + lead
+                starts[events[i].text_position - 1] = events[i].audio_position / 1000.0
             i += 1
         return 0
 
     callback = kind(hear)
     library.espeak_SetSynthCallback(callback)
-    library.espeak_SetVoiceByName(voice)
+    library.espeak_SetVoiceByName(voice.encode())
     library.espeak_SetParameter(1, speed, 0)
     data = text.encode()
     library.espeak_Synth(data, len(data) + 1, 0, 1, 0, 1, None, None)
-    library.espeak_Synchronize()
-    library.espeak_Terminate()
-    sound = np.concatenate([np.zeros(int(lead * rate)), np.concatenate(parts) / 32768.0, np.zeros(int(0.3 * rate))])
-    return Speech(sound, rate, starts)
+    return np.concatenate(parts) / 32768.0, rate, starts

@@ -254,8 +254,8 @@ def _judged(found: Alignment, verify: bool) -> Alignment:
             accepted.append(all(good))
             outcomes.append(outcome)
     far = torch.zeros(len(found.names), dtype=torch.bool)
-    for good, moved in zip(accepted, (found.early, found.late), strict=False):
-        if good:
+    for same, moved in zip(accepted, (found.early, found.late), strict=False):
+        if same:
             far |= (moved - found.first).abs() * found.unit > found.within + 1e-9
     near = torch.maximum(found.first - found.earliest, found.latest - found.first) * found.unit <= found.within + 1e-9
     proved = near & (not found.standardised)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -254,10 +254,22 @@ def _text(value: Any) -> Any:
     return repr(value) if isinstance(value, float) and not abs(value) < float("inf") else value
 
 
+class _Options(TypedDict, total=False):
+    layer: int | None
+    head: int | None
+    heads: Sequence[int] | Sequence[tuple[int, int]] | None
+    query: Key | None
+    queries: Sequence[Key] | None
+    combine: Combine
+    attention: str | None
+    names: Sequence[str] | None
+    verify: bool
+
+
 @overload
-def decide(trace: Trace, rule: Path, **options: Any) -> Alignment: ...
+def decide(trace: Trace, rule: Path, **options: Unpack[_Options]) -> Alignment: ...
 @overload
-def decide(trace: Trace, rule: Rule, **options: Any) -> Decisions: ...
+def decide(trace: Trace, rule: Rule, **options: Unpack[_Options]) -> Decisions: ...
 def decide(
     trace: Trace,
     rule: Rule,

@@ -50,18 +50,25 @@ def verify_rows(
             if seen is not None and len(row) > n:
                 seen = torch.cat([seen, torch.ones(1, dtype=torch.bool)])
             random = random_row_at(row, min(far, 1.0 - float(row[row > 0].min())), seed=seed + k, visible=seen)
-            for runs, new in ((own, row), (other, instead), (control, random)):
-                runs.append(Replace(layer, new[:n] * total, head, query, attention))
+            for changed, new in ((own, row), (other, instead), (control, random)):
+                changed.append(Replace(layer, new[:n] * total, head, query, attention))
     runs = [substitute(trace, changes, model=model) for changes in (own, other, control)]
     eps = torch.finfo(stack.layers[0].attention.dtype).eps
     outputs = [[_outputs(run, attention, place) for place in places] for run in runs]
     good = [(relative(b, a) or 0.0) <= _UNITS * eps for a, b in zip(outputs[0], outputs[1], strict=True)]
-    changes = []
-    for run, out in ((runs[1], outputs[1]), (runs[2], outputs[2])):
-        heads_changed = relative(torch.cat(out), torch.cat(outputs[0]))
-        final = relative(run.final_states, runs[0].final_states)
-        changes += [heads_changed or 0.0, final, relative(run.logits, runs[0].logits)]
-    outcome = Verification(sum(moved) / len(moved), *changes, rounding=_UNITS * eps)  # type: ignore[arg-type]
+    heads_changed = [relative(torch.cat(out), torch.cat(outputs[0])) or 0.0 for out in outputs[1:]]
+    final = [relative(run.final_states, runs[0].final_states) for run in runs[1:]]
+    logits = [relative(run.logits, runs[0].logits) for run in runs[1:]]
+    outcome = Verification(
+        total_variation=sum(moved) / len(moved),
+        head_output=heads_changed[0],
+        final_states=final[0],
+        logits=logits[0],
+        control_head_output=heads_changed[1],
+        control_final_states=final[1],
+        control_logits=logits[1],
+        rounding=_UNITS * eps,
+    )
     if not unnoticed(outcome, eps):
         good = [False] * len(good)
     return good, outcome

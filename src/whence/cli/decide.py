@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -104,7 +104,13 @@ def _decide(
         asked, queries = rules.argmax(candidates), queries or list(candidates)
     else:
         asked = rules.parse(rule)
-    return decide(found, asked, heads=heads_of(layer, head), queries=queries, combine=combine, attention=attention)
+    if combine not in ("mean", "sum"):
+        raise InputError(f"--combine {combine}: heads are read as their mean or their sum.")
+    how: Literal["mean", "sum"] = "sum" if combine == "sum" else "mean"
+    result: Decisions | Alignment = decide(
+        found, asked, heads=heads_of(layer, head), queries=queries, combine=how, attention=attention
+    )
+    return result
 
 
 def heads_of(layer: int | None, given: list[str] | None) -> list[tuple[int, int]]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from scipy.optimize import nnls
 from torch import Tensor
 
-from whence.core.attention.decision import same_output
+from whence.core.attention.decision import SAME_OUTPUT, same_output
 from whence.core.attention.polytope import Array, Polytope
 from whence.core.attention.witness import Witness, residual
 from whence.core.numerics.checks import as_row
@@ -41,6 +42,10 @@ def aimed_row(attention_row: Tensor, values: Tensor, aim: str | Tensor, *, visib
         best = _vertex(a, v, aim.detach().to(torch.float64)[seen].numpy())
     elif aim == "sparse":
         best = _vertex(a, v, 1.0 / (a + _SMALL))
+        if np.linalg.norm((best - a) @ v) > SAME_OUTPUT * np.linalg.norm(a @ v):
+            # A vertex that could not be polished: least squares under x ≥ 0 also ends on at most rank([V, 1]) keys.
+            q = _basis(v)
+            best = nnls(q.T, q.T @ a, maxiter=50 * len(a))[0]
     elif aim == "spread":
         best, programs = most_spread(a, v), 0
     else:
