@@ -16,21 +16,41 @@ if TYPE_CHECKING:
     from whence.identifiable.training.fit import Trained
 
 
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "classification": {
+        "variant": "tied", "epochs": 10, "batch_size": 32, "learning_rate": 5e-4, "vocab_size": 8000, "layers": 1,
+        "positions": "learned",
+    },
+    "lm": {
+        "variant": "rope-tied", "epochs": 1, "batch_size": 16, "learning_rate": 2e-3, "vocab_size": 4000, "layers": 4,
+        "positions": None,
+    },
+}  # fmt: skip
+"""What is not given, by task."""
+
+
 def command(
     data: Annotated[
-        str | None, typer.Option("--data", help="Labelled texts: CSV, TSV, JSONL, Parquet, or a name for datasets.")
+        str | None,
+        typer.Option("--data", help="Texts, with labels for a classifier: CSV, TSV, JSONL, Parquet, text, data set."),
     ] = None,
-    test: Annotated[
-        str | None, typer.Option("--test", help="Labelled texts to score at the end, in the same form.")
-    ] = None,
+    task: Annotated[
+        str, typer.Option("--task", help="classification, or lm: a causal language model, from plain text.")
+    ] = "classification",
+    test: Annotated[str | None, typer.Option("--test", help="Texts to score at the end, in the same form.")] = None,
     text: Annotated[str | None, typer.Option("--text", help="The column of the texts.")] = None,
     label: Annotated[str, typer.Option("--label", help="The column of the labels; any values.")] = "label",
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The model folder. Run again, it goes on where it stopped.")
     ] = Path("identifiable-model"),
     variant: Annotated[
-        str, typer.Option("--variant", help="concat, small-key, add, tied, shared or uniform.")
-    ] = "tied",
+        str | None,
+        typer.Option(
+            "--variant",
+            help="concat, small-key, add, tied (default), shared, uniform; lm: rope, rope-rotary-values, rope-tied "
+            "(default), alibi, alibi-tied, none-tied, uniform.",
+        ),
+    ] = None,
     demo: Annotated[
         bool, typer.Option("--demo", help="Train on sentences that whence generates; about a minute.")
     ] = False,
@@ -42,23 +62,33 @@ def command(
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="With --compare: how many seeds.", min=1)] = 3,
     seed: Annotated[int, typer.Option("--seed", help="Decides the split, the initial weights and the order.")] = 0,
-    epochs: Annotated[float, typer.Option("--epochs", help="At most so many.")] = 10,
+    epochs: Annotated[float | None, typer.Option("--epochs", help="At most so many; 10, lm: 1.")] = None,
     patience: Annotated[
         int, typer.Option("--patience", help="Epochs without improvement before it stops; 0: never.")
     ] = 3,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Texts in a step, per process.")] = 32,
-    learning_rate: Annotated[float, typer.Option("--learning-rate", help="Highest, after warm-up.")] = 5e-4,
-    max_length: Annotated[int, typer.Option("--max-length", help="Tokens; longer texts are cut, and counted.")] = 128,
-    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Of the tokenizer that is trained.")] = 8000,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", help="Texts in a step, per process; 32, lm: 16 blocks.")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option("--learning-rate", help="Highest, after warm-up; 5e-4, lm: 2e-3.")
+    ] = None,
+    max_length: Annotated[
+        int, typer.Option("--max-length", help="Tokens; longer texts are cut, and counted; lm: of a block.")
+    ] = 128,
+    vocab_size: Annotated[
+        int | None, typer.Option("--vocab-size", help="Of the tokenizer that is trained; 8000, lm: 4000.")
+    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", help="A model whose tokenizer to take instead of training one.")
     ] = None,
     hidden_size: Annotated[int, typer.Option("--hidden-size", help="Width of the model.")] = 128,
-    layers: Annotated[int, typer.Option("--layers", help="How many.", min=1)] = 1,
+    layers: Annotated[int | None, typer.Option("--layers", help="How many; 1, lm: 4.", min=1)] = None,
     heads: Annotated[int, typer.Option("--heads", help="Attention heads.", min=1)] = 4,
     key_size: Annotated[int | None, typer.Option("--key-size", help="Per head.")] = None,
     value_size: Annotated[int | None, typer.Option("--value-size", help="Per head.")] = None,
-    positions: Annotated[str, typer.Option("--positions", help="learned, none or bias.")] = "learned",
+    positions: Annotated[
+        str | None, typer.Option("--positions", help="learned (default), none or bias; lm: rope, alibi, bias or none.")
+    ] = None,
     norm: Annotated[str, typer.Option("--norm", help="post or pre.")] = "post",
     checkpoint_steps: Annotated[
         int | None, typer.Option("--checkpoint-steps", help="A checkpoint every so many steps, not every epoch.")
@@ -74,34 +104,51 @@ def command(
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
 ) -> None:
-    """Train a text classifier whose attention weights are unique.
+    """Train a text classifier, or with --task lm a language model, whose attention weights are unique.
 
     Writes a folder that loads with transformers, metrics.json, and a model card that says what is unique and why.
     Stopped at any moment, the same command goes on from the last checkpoint and ends with the same weights. On several
     processes: accelerate launch --num_processes 2 -m whence train …; without accelerators:
     ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 -m whence train …
     """
+    if task not in DEFAULTS:
+        raise InputError(f"--task {task} is not known; there are {' and '.join(DEFAULTS)}.")
     if demo == (data is not None):
-        raise InputError("Give labelled texts with --data FILE, or --demo to see it work without any (not both).")
+        kind = "labelled texts" if task == "classification" else "text"
+        raise InputError(f"Give {kind} with --data FILE, or --demo to see it work without any (not both).")
     import torch
 
     from whence.identifiable.training.fit import Settings, train
 
     if threads is not None or demo:  # the demo's model is so small that several threads only wait for each other
         torch.set_num_threads(threads or 1)
+    given = {
+        "variant": variant, "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate,
+        "vocab_size": vocab_size, "layers": layers, "positions": positions,
+    }  # fmt: skip
+    chosen = DEFAULTS[task] | {name: value for name, value in given.items() if value is not None}
     shape: dict[str, Any] = {
         "hidden_size": hidden_size,
-        "num_hidden_layers": layers,
+        "num_hidden_layers": chosen["layers"],
         "num_attention_heads": heads,
         "intermediate_size": 2 * hidden_size,
         "key_size": key_size,
         "value_size": value_size,
-        "position_embedding_type": positions,
-        "norm": norm,
+        "position_embedding_type": chosen["positions"],
     }
+    if task == "lm":
+        from whence.cli._train_lm import train_lm
+
+        train_lm(
+            data, test, text, out, chosen, shape, max_length=max_length, tokenizer=tokenizer, seed=seed,
+            checkpoint_steps=checkpoint_steps, compare=compare and (variants or True), seeds=seeds, as_json=as_json,
+            quiet=quiet,
+        )  # fmt: skip
+        return
     settings = Settings(
-        variant, epochs, batch_size, learning_rate, max_length=max_length, vocab_size=vocab_size, tokenizer=tokenizer,
-        patience=patience, seed=seed, checkpoint_steps=checkpoint_steps, model=shape,
+        chosen["variant"], chosen["epochs"], chosen["batch_size"], chosen["learning_rate"], max_length=max_length,
+        vocab_size=chosen["vocab_size"], tokenizer=tokenizer, patience=patience, seed=seed,
+        checkpoint_steps=checkpoint_steps, model=shape | {"norm": norm},
     )  # fmt: skip
     train_set, test_set = _texts(data, test, text, label, skip_empty)
     if compare:

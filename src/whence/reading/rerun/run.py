@@ -88,7 +88,7 @@ def run(
         )
     if edits is None:
         assert_on_text(proof.sites, recorder.calls, states, proof.tolerance, model.name)
-    maps = {}
+    maps: dict[int, Tensor] = {}
     for number in turned:
         rows = _row_map(graph, recorder.calls[number], proof.sites[number].heads, proof.tolerance)
         maps |= {} if rows is None else {number: rows}

@@ -1,0 +1,63 @@
+"""`whence train --task lm`: from a text file to a small causal language model whose attention is unique."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from whence.cli._app import messages, print_json, results
+
+
+def train_lm(
+    data: str | None, test: str | None, text: str | None, out: Path, chosen: dict[str, Any], fields: dict[str, Any], *,
+    max_length: int, tokenizer: str | None, seed: int, checkpoint_steps: int | None, compare: str | bool, seeds: int,
+    as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """`data` None: the demo. `compare`: True for every variant, or their names separated by commas."""
+    from whence.identifiable.training.compare_language_models import compare_language_models
+    from whence.identifiable.training.documents import demo_documents, read_documents
+    from whence.identifiable.training.language_model import LanguageModelSettings, train_language_model
+    from whence.identifiable.training.variants import DECODER_VARIANTS
+
+    if data is None:
+        documents = demo_documents()
+        chosen = chosen | {
+            "vocab_size": min(chosen["vocab_size"], 400),
+            "epochs": max(chosen["epochs"], 8),
+            "layers": 2,
+        }
+        fields = fields | {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}
+        max_length = min(max_length, 32)
+    else:
+        documents = read_documents(data, text, validation=test)
+    settings = LanguageModelSettings(
+        chosen["variant"], chosen["epochs"], chosen["batch_size"], chosen["learning_rate"], context=max_length,
+        vocab_size=chosen["vocab_size"], tokenizer=tokenizer, seed=seed, checkpoint_steps=checkpoint_steps or 200,
+        model=fields,
+    )  # fmt: skip
+    if compare:
+        names = [v.strip() for v in compare.split(",")] if isinstance(compare, str) else list(DECODER_VARIANTS)
+        said = None if quiet else messages.print
+        found = compare_language_models(
+            documents, out=out, variants=names, seeds=range(seeds), settings=settings, say=said
+        )
+        if as_json:
+            print_json(found.to_dict())
+        else:
+            results.print(found.table(), markup=False, highlight=False, soft_wrap=True)
+        return
+    say = (lambda _: None) if quiet else messages.print
+    made = train_language_model(documents, out=out, settings=settings, quiet=quiet, say=say)
+    if os.environ.get("RANK", "0") != "0":  # one process speaks for all
+        return
+    if as_json:
+        print_json(made.metrics | {"folder": str(out)})
+        return
+    metrics = made.metrics
+    results.print(
+        f"{out}: {metrics['validation_bits_per_byte']:.4f} bits per byte, {metrics['parameters']:,} parameters, "
+        f"{metrics['tokens_seen']:,} tokens seen, {metrics['seconds']:.0f} s"
+    )
+    for sentence in made.model.identifiability_statement().sentences():
+        results.print(f"- {sentence}", markup=False, highlight=False)
