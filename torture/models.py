@@ -60,7 +60,9 @@ def families() -> dict[str, whence.Model]:
     made = {
         "bert": t.BertModel(t.BertConfig(**small, intermediate_size=32)),
         "roberta": t.RobertaModel(t.RobertaConfig(**small, intermediate_size=32)),
-        "gpt2": t.GPT2LMHeadModel(t.GPT2Config(vocab_size=size, n_embd=16, n_layer=2, n_head=2)),
+        "gpt2": t.GPT2LMHeadModel(
+            t.GPT2Config(vocab_size=size, n_embd=16, n_layer=2, n_head=2, bos_token_id=2, eos_token_id=3)
+        ),
         "llama": t.LlamaForCausalLM(t.LlamaConfig(**small, intermediate_size=32, num_key_value_heads=1)),
         "bart": t.BartModel(t.BartConfig(vocab_size=size, d_model=16, encoder_ffn_dim=32, decoder_ffn_dim=32, **bart)),
     }
