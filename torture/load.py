@@ -25,9 +25,10 @@ SERVER = """
 import torch
 from torture.models import families
 from whence.serving import server
+model = families()["bert"]
 at = server.listen("127.0.0.1", 0)
 print(at.getsockname()[1], flush=True)
-server.run([families()["bert"]], at, quiet=True)
+server.run([model], at, quiet=True)
 """
 
 
