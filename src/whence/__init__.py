@@ -47,6 +47,7 @@ _PUBLIC = {
     "attribute": "whence.mixing.attribute",
     "report": "whence.reporting.report",
     "faithfulness": "whence.faithful.evaluate",
+    "plausibility": "whence.faithful.plausibility",
 }
 
 __all__ = ["__version__", "errors", "rules", *sorted(_PUBLIC)]
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from whence.attention.witness import witness
     from whence.core.attention.certificate import certify_row
     from whence.faithful.evaluate import faithfulness
+    from whence.faithful.plausibility import plausibility
     from whence.identifiable import (
         IdentifiableConfig,
         IdentifiableDecoderConfig,

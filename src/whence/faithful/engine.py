@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ from whence.reading.capture.attach import accepted, evaluating, lock_of
 OPERATORS = ("drop", "mask")
 TOKENS_A_BATCH = 8192
 LOGITS_A_BATCH = 1 << 26  # numbers; a language model's output has a vocabulary for every token
-PADDING = 0.1  # the largest share of padding in a batch …
-SMALL_BATCH = 512  # … unless the batch has fewer tokens than this, when a further call would cost more
+PADDING = 0.1  # the largest share of padding in a batch, unless another call would cost more than the padding
+CALL = 5e7  # what a call costs besides its tokens, in multiplications: some milliseconds of Python and kernel launches
 SAME = 1e-5  # logits of the same input, alone and in a batch, must agree so well (relative)
 
 Value = tuple[float, bool]
@@ -70,23 +71,32 @@ class Engine:
 
     def whole(self, question: Question) -> Tensor:
         """The logits of the whole text."""
-        return self._logits(question, variants_of(self.model, question, "drop", [0]))[0]
+        with lock_of(self.model.model), evaluating(self.model.model):
+            return self._logits(question, variants_of(self.model, question, "drop", [0]))[0]
 
     def forget(self) -> None:
         """Forget the outputs of the texts so far."""
         self._values.clear()
 
     def _run(self, question: Question, variants: list[Variant]) -> list[Value]:
-        if self._padding is None:
-            self._padding = self._batch_kind(question)
         values: list[Value | None] = [None] * len(variants)
         lengths = [len(kept) for _, kept in variants]
-        for batch in batches(lengths, self._limit(), self._padding):
-            logits = self._logits(question, [variants[i] for i in batch])
-            for i, value in zip(batch, watch(question, logits), strict=True):
-                values[i] = value
+        with lock_of(self.model.model), evaluating(self.model.model):
+            if self._padding is None:
+                self._padding = self._batch_kind(question)
+            for batch in batches(lengths, self._limit(), self._padding, self._call):
+                logits = self._logits(question, [variants[i] for i in batch])
+                for i, value in zip(batch, watch(question, logits), strict=True):
+                    values[i] = value
         self.runs += len(variants)
         return [v for v in values if v is not None]
+
+    @cached_property
+    def _call(self) -> float:
+        """How many tokens cost as much as one call: many for a tiny model, few for a large one."""
+        embedding = getattr(self.model.model, "get_input_embeddings", lambda: None)
+        tables = sum(p.numel() for p in embedding().parameters()) if callable(embedding) and embedding() is not None else 0
+        return CALL / max(1, sum(p.numel() for p in self.model.model.parameters()) - tables)
 
     def _limit(self) -> int:
         vocabulary = getattr(getattr(self.model.model, "config", None), "vocab_size", None) or 1
@@ -122,8 +132,7 @@ class Engine:
         inputs["input_ids"] = _padded([ids for ids, _ in variants], width, self.model.pad_id)
         inputs["attention_mask"] = _padded([np.ones(len(kept), dtype=np.int64) for _, kept in variants], width, 0)
         given = {name: tensor.to(device) for name, tensor in inputs.items()}
-        with lock_of(self.model.model), evaluating(self.model.model):
-            output = self.model.model(**accepted(self.model.model, given))
+        output = self.model.model(**accepted(self.model.model, given))
         logits = getattr(output, "logits", None)
         if not isinstance(logits, Tensor):
             raise InputError(
@@ -183,14 +192,15 @@ def watch(question: Question, logits: Tensor) -> list[Value]:
     return list(zip(values.tolist(), other.tolist(), strict=True))
 
 
-def batches(lengths: Sequence[int], limit: int, kind: int) -> Iterator[list[int]]:
-    """Indices in batches of similar length, the longest first."""
+def batches(lengths: Sequence[int], limit: int, kind: int, call: float = 0.0) -> Iterator[list[int]]:
+    """Indices in batches of similar length, the longest first; `call` is what another batch costs, in tokens."""
     batch: list[int] = []
     tokens = 0
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         if batch:
             width, size = lengths[batch[0]], lengths[batch[0]] * (len(batch) + 1)
-            fits = size <= limit and (1 - (tokens + lengths[i]) / size <= PADDING or size <= SMALL_BATCH)
+            padding = size - tokens - lengths[i]
+            fits = size <= limit and (padding <= PADDING * size or padding <= call)
             if kind == 0 or not fits or (kind == 1 and lengths[i] != width):
                 yield batch
                 batch, tokens = [], 0
