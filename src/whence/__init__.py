@@ -48,6 +48,9 @@ _PUBLIC = {
     "report": "whence.reporting.report",
     "faithfulness": "whence.faithful.evaluate",
     "plausibility": "whence.faithful.plausibility",
+    "determined": "whence.faithful.determined",
+    "attention_controls": "whence.faithful.controls",
+    "robustness": "whence.faithful.robustness",
 }
 
 __all__ = ["__version__", "errors", "rules", *sorted(_PUBLIC)]
@@ -66,8 +69,11 @@ if TYPE_CHECKING:
     from whence.attention.verdict import verdict
     from whence.attention.witness import witness
     from whence.core.attention.certificate import certify_row
+    from whence.faithful.controls import attention_controls
+    from whence.faithful.determined import determined
     from whence.faithful.evaluate import faithfulness
     from whence.faithful.plausibility import plausibility
+    from whence.faithful.robustness import robustness
     from whence.identifiable import (
         IdentifiableConfig,
         IdentifiableDecoderConfig,

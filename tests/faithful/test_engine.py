@@ -12,7 +12,7 @@ import torch
 from tests.faithful.faithful_models import WEIGHTS
 from whence.errors import InputError
 from whence.faithful.engine import Engine, batches, full
-from whence.faithful.question import Question, asking_position, prepared_text, units_of
+from whence.faithful.question import Question, asking_position, prepared_text, units_of, unknown_id
 from whence.model.load import Model
 
 TEXT = "the film was not very good and the film was dull"
@@ -104,6 +104,13 @@ def test_the_asking_position_is_no_unit(masked: Model) -> None:
     assert asked.units.names == ("the", "film", "was", "and", "dull")
     with pytest.raises(InputError, match="2 mask tokens"):
         question(masked, "the [MASK] was [MASK]", target=9)
+
+
+def test_an_unknown_word_is_removable(classifier: Model) -> None:
+    prepared = prepared_text(classifier, "the zebra was good")
+    units = units_of(prepared, "word", None, unknown_id(classifier))
+    assert units.names == ("the", "[UNK]", "was", "good")
+    assert units.spans[1] == (3, 10)
 
 
 def test_a_model_whose_padding_leaks_runs_in_batches_of_one_length(classifier: Model) -> None:

@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.faithful.faithful_models import WEIGHTS
-from tests.faithful.test_faithfulness import TEXTS, constant, perfect
 
 import whence
+from tests.faithful.faithful_models import WEIGHTS
+from tests.faithful.test_faithfulness import TEXTS, constant, perfect
 from whence.errors import InputError
 from whence.faithful.plausibility import average_precision, chance, measures
 from whence.model.load import Model
 
 texts = st.integers(3, 12).flatmap(
-    lambda n: st.tuples(st.lists(st.integers(0, 4), min_size=n, max_size=n), st.lists(st.booleans(), min_size=n, max_size=n))
+    lambda n: st.tuples(
+        st.lists(st.integers(0, 4), min_size=n, max_size=n), st.lists(st.booleans(), min_size=n, max_size=n)
+    )
 )
 
 
@@ -42,7 +44,9 @@ def test_f1_and_iou_are_scikit_learns_without_ties() -> None:
         _, f1, iou, mrr = measures(scores, marked)
         assert f1 == pytest.approx(sklearn.f1_score(marked, top))
         assert iou == pytest.approx(sklearn.jaccard_score(marked, top))
-        assert mrr == pytest.approx(1 / (1 + np.argsort(-scores).tolist().index(next(i for i in np.argsort(-scores) if marked[i]))))
+        assert mrr == pytest.approx(
+            1 / (1 + np.argsort(-scores).tolist().index(next(i for i in np.argsort(-scores) if marked[i])))
+        )
 
 
 @pytest.mark.parametrize(("n", "p"), [(3, 1), (5, 2), (6, 5), (7, 3)])
@@ -56,7 +60,9 @@ def test_chance_is_the_mean_over_all_orders(n: int, p: int) -> None:
 
 def test_of_a_run_with_rationales(additive: Model) -> None:
     marks = [[int(WEIGHTS[w] > 0) for w in t.split()] for t in TEXTS]
-    run = whence.faithfulness(additive, TEXTS, [perfect, constant], target="positive", rationales=marks, ceiling="none", random=1)
+    run = whence.faithfulness(
+        additive, TEXTS, [perfect, constant], target="positive", rationales=marks, ceiling="none", random=1
+    )
     found = whence.plausibility(run)
     signed = [[WEIGHTS[w] for w in t.split()] for t in TEXTS]
     table = whence.plausibility({"weights": signed}, marks).table().set_index("method")

@@ -19,6 +19,7 @@ from whence.errors import InputError, ModelError
 from whence.faithful.question import Question
 from whence.model.load import Model
 from whence.reading.capture.attach import accepted, evaluating, lock_of
+from whence.reading.inputs import _input_embedding
 
 OPERATORS = ("drop", "mask")
 TOKENS_A_BATCH = 8192
@@ -94,9 +95,10 @@ class Engine:
     @cached_property
     def _call(self) -> float:
         """How many tokens cost as much as one call: many for a tiny model, few for a large one."""
-        embedding = getattr(self.model.model, "get_input_embeddings", lambda: None)
-        tables = sum(p.numel() for p in embedding().parameters()) if callable(embedding) and embedding() is not None else 0
-        return CALL / max(1, sum(p.numel() for p in self.model.model.parameters()) - tables)
+        table = _input_embedding(self.model.model)
+        tables = 0 if table is None else table.weight.numel()
+        weights = sum(p.numel() for p in self.model.model.parameters())
+        return CALL / float(max(1, weights - tables))
 
     def _limit(self) -> int:
         vocabulary = getattr(getattr(self.model.model, "config", None), "vocab_size", None) or 1

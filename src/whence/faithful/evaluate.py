@@ -18,7 +18,7 @@ from whence.faithful.ceilings import EXACT, Ceiling, beam_ceiling, exact_ceiling
 from whence.faithful.curves import flip, order_of, prefixes, ties_in
 from whence.faithful.engine import OPERATORS, Engine, mask_id
 from whence.faithful.explainers import Explained, Explainer, explainers, scores_of
-from whence.faithful.question import Question, asking_position, prepared_text, units_of
+from whence.faithful.question import Question, asking_position, prepared_text, units_of, unknown_id
 from whence.faithful.rationale import marks_of
 from whence.faithful.records import Curve, TextRecord
 from whence.faithful.result import METHOD, Faithfulness
@@ -159,7 +159,7 @@ def _question(
     """The question about one text, and the watched output of the whole text."""
     prepared = prepared_text(model, text, truncate)
     position = asking_position(model, prepared)
-    made = units_of(prepared, units, position)
+    made = units_of(prepared, units, position, unknown_id(model))
     logits = engine.whole(Question(prepared, made, position, 0))
     classes = position is None and "decoder_input_ids" not in prepared.inputs
     if classes and len(logits) < 2:

@@ -79,7 +79,9 @@ def plausibility(attributions: Any, rationales: Sequence[Any] | None = None) -> 
         chances.append(chance(len(marked), int(marked.sum())))
         numbers.append(number)
     if not values:
-        raise InputError(f"none of {len(candidates)} texts has both marked and unmarked words: there is nothing to compare.")
+        raise InputError(
+            f"none of {len(candidates)} texts has both marked and unmarked words: there is nothing to compare."
+        )
     return Plausibility(methods, np.array(values), np.array(chances), tuple(numbers), tuple(skipped))
 
 
@@ -95,7 +97,9 @@ def _given(attributions: Any, rationales: Sequence[Any] | None) -> tuple[dict[st
         raise InputError("plausibility takes {method: scores of every text} and rationales, or a run with rationales.")
     for method, many in attributions.items():
         if len(many) != len(rationales):
-            raise InputError(f"{method!r} has scores for {len(many)} texts, and there are {len(rationales)} rationales.")
+            raise InputError(
+                f"{method!r} has scores for {len(many)} texts, and there are {len(rationales)} rationales."
+            )
     return dict(attributions), rationales, list(range(len(rationales)))
 
 
@@ -103,7 +107,12 @@ def measures(scores: Array, marked: Array) -> tuple[float, float, float, float]:
     """AP, F1, IOU and MRR of one text. Ties: AP ranks them together; the others average over their orders."""
     k = int(marked.sum())
     hits = _expected_hits(scores, marked, k)
-    return average_precision(scores, marked), hits / k, _expected_iou(scores, marked, k), _expected_first(scores, marked)
+    return (
+        average_precision(scores, marked),
+        hits / k,
+        _expected_iou(scores, marked, k),
+        _expected_first(scores, marked),
+    )
 
 
 def average_precision(scores: Array, marked: Array) -> float:

@@ -63,15 +63,18 @@ class Question:
         return np.random.default_rng(int.from_bytes(digest[:16], "big"))
 
 
-def units_of(prepared: Prepared, kind: str, position: int | None) -> Units:
-    """The removable units of a prepared text."""
+def units_of(prepared: Prepared, kind: str, position: int | None, unknown: int | None = None) -> Units:
+    """The removable units of a prepared text. `unknown`: the id of [UNK], which stands for a word and is removable."""
     if kind not in UNITS:
         raise InputError(f"units={kind!r} is not 'word' or 'token'.")
     tokens = prepared.tokens
     if tokens is None:
         raise InputError("units can be removed from texts only: these inputs have no tokens.")
     groups = [[i] for i in range(len(tokens))] if kind == "token" else words_of(tokens, prepared.text)
-    kept = [g for g in groups if not any(tokens.special[i] for i in g) and position not in g]
+    stays = [
+        s and (unknown is None or tokens.ids is None or tokens.ids[i] != unknown) for i, s in enumerate(tokens.special)
+    ]
+    kept = [g for g in groups if not any(stays[i] for i in g) and position not in g]
     return Units(
         tuple(tuple(g) for g in kept),
         tuple("".join(tokens[i] for i in g) for g in kept),
@@ -99,8 +102,20 @@ def _space_before(tokens: Tokens, i: int, text: str | None) -> bool:
 
 
 def _span(tokens: Tokens, group: list[int]) -> tuple[int, int] | None:
-    spans = [s for s in ((tokens.spans or ())[i : i + 1] for i in group) if s and s[0] is not None]
-    return (spans[0][0][0], spans[-1][0][1]) if spans else None  # type: ignore[index]
+    known = [(i, span) for i, span in enumerate(tokens.spans or ()) if span is not None]
+    inside = [span for i, span in known if i in group]
+    if inside:
+        return inside[0][0], inside[-1][1]
+    before = [span[1] for i, span in known if i < group[0]]  # [UNK]: what lies between its neighbours
+    after = [span[0] for i, span in known if i > group[-1]]
+    return (before[-1] if before else 0, after[0]) if after else None
+
+
+def unknown_id(model: Model) -> int | None:
+    """The id of the unknown token, where it is nothing else besides (GPT-2's is its end of text, too)."""
+    names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id", "mask_token_id")
+    found = getattr(model.tokenizer, "unk_token_id", None)
+    return None if found in {getattr(model.tokenizer, name, None) for name in names} else found
 
 
 def prepared_text(model: Model, text: Any, truncate: bool = False) -> Prepared:
