@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 import pytest
 import torch
 
 from conformance.zoo import build
+from whence.errors import ModelError
 from whence.model.load import Model
 from whence.model.memory import lock_of
+from whence.reading.capture import interface
+from whence.reading.capture.recorder import active
+from whence.reading.rerun.substitution import ZeroValues, substitute
 from whence.reading.tracing import trace
 
 
@@ -50,7 +55,6 @@ def assert_same(before, after):
 @pytest.mark.parametrize("family", ["bert", "llama", "big_bird", "t5", "mixtral", "bloom"])
 def test_a_trace_leaves_nothing_behind(family):
     specimen = build(family)
-    specimen.model.train()
     before = everything(specimen.model)
     trace(Model(specimen.model), specimen.inputs)
     assert_same(before, everything(specimen.model))
@@ -67,16 +71,17 @@ def test_big_bird_keeps_its_sparse_attention():
     assert [layer.attention.self for layer in body.encoder.layer] == parts
 
 
+PLACES = ("/whence/reading/", "/whence/model/", "contextlib", "torch/overrides")
+
+
 class Interruption:
-    """Raises KeyboardInterrupt at the n-th line that whence's reading code runs."""
+    """Raises KeyboardInterrupt at the n-th line that runs in whence's reading code or where `with` blocks are made."""
 
     def __init__(self, at):
         self.at, self.count = at, 0
 
     def __call__(self, frame, event, _argument):
-        if "/whence/reading/" not in frame.f_code.co_filename and "contextlib" not in frame.f_code.co_filename:
-            return None
-        return self.line
+        return self.line if any(place in frame.f_code.co_filename for place in PLACES) else None
 
     def line(self, _frame, event, _argument):
         if event == "line":
@@ -87,32 +92,162 @@ class Interruption:
 
 
 def interrupted(work, at):
-    """Whether the work was interrupted; False once `at` lies past its end."""
+    """Whether the work was interrupted; False once `at` lies past its end. Nothing but the interruption may come out."""
     before = sys.gettrace()
     sys.settrace(Interruption(at))
     try:
         work()
-    except (KeyboardInterrupt, RuntimeError):  # torch's own mode stack complains when it is interrupted
+    except KeyboardInterrupt:
         return True
     finally:
         sys.settrace(before)
     return False
 
 
-@pytest.mark.parametrize(("family", "step"), [("bert", 211), ("bloom", 197)])
+def free(model):
+    """Whether another thread can have the model's lock."""
+    got = []
+
+    def take():
+        with lock_of(model):
+            got.append(True)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    thread.join(5)
+    return bool(got)
+
+
+# One family for each way in; `step` spreads the interruptions over the several thousand lines of a trace.
+@pytest.mark.parametrize(("family", "step"), [("bert", 397), ("bloom", 1201), ("t5", 997)])
 def test_an_interruption_anywhere_leaves_nothing_behind(family, step):
     specimen = build(family)
-    specimen.model.train()
     model = Model(specimen.model)
-    trace(model, specimen.inputs)
+    expected = trace(model, specimen.inputs)
     before = everything(specimen.model)
     at, times = 3, 0
     while interrupted(lambda: trace(model, specimen.inputs), at):
         assert_same(before, everything(specimen.model))
+        assert torch.is_grad_enabled()
+        assert torch._C._len_torch_function_stack() == 0
+        assert not interface._INSIDE.get()
+        assert active() is None
         at += step
         times += 1
-        assert torch.is_grad_enabled()
     assert times > 8
-    assert_same(before, everything(specimen.model))
-    with lock_of(specimen.model):
-        pass
+    assert free(specimen.model)
+    assert torch.equal(trace(model, specimen.inputs).attention, expected.attention)
+
+
+def test_an_interruption_keeps_the_modes_of_the_caller():
+    from torch.overrides import TorchFunctionMode
+
+    class Users(TorchFunctionMode):
+        def __torch_function__(self, func, _types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    specimen = build("bloom")
+    model = Model(specimen.model)
+    trace(model, specimen.inputs)
+    with Users() as mode:
+        for at in range(50, 4000, 397):
+            assert interrupted(lambda: trace(model, specimen.inputs), at)
+            assert torch.overrides._get_current_function_mode_stack() == [mode]
+
+
+# -- models that write into themselves -----------------------------------------------------------------------------
+
+
+def test_a_buffer_that_every_pass_writes_into_is_put_back():
+    """A counter that the output depends on: a trace is of the pass that the user would make now, and counts as none."""
+    specimen = build("bert")
+    first = specimen.model.bert.encoder.layer[0]
+    first.register_buffer("count", torch.zeros(1))
+    plain = type(first).forward
+
+    def forward(self, states, *args, **kwargs):
+        self.count += 1
+        return plain(self, states * (1 + 0.1 * self.count), *args, **kwargs)
+
+    first.forward = forward.__get__(first)
+    before = everything(specimen.model)
+    found = trace(Model(specimen.model), specimen.inputs)
+    assert torch.equal(first.count, torch.zeros(1))
+    for name, (place, _, value) in before[1].items():
+        after = everything(specimen.model)[1][name]
+        assert after[0] == place
+        assert torch.equal(after[2], value)
+    substitute(found, ZeroValues(0, [1]))
+    assert torch.equal(first.count, torch.zeros(1))
+    torch.testing.assert_close(found.logits, specimen.run()[0], atol=1e-5, rtol=1e-4)
+    assert torch.equal(first.count, torch.ones(1))
+
+
+def test_a_model_that_writes_into_its_weights_is_refused():
+    specimen = build("bert")
+    first = specimen.model.bert.encoder.layer[0]
+
+    def learn(module, _arguments, _output):
+        module.output.dense.bias.add_(1e-3)
+
+    hook = first.register_forward_hook(learn)
+    with pytest.raises(ModelError, match=r"weight 'bias' was written to while it ran"):
+        trace(Model(specimen.model), specimen.inputs)
+    hook.remove()
+
+
+# -- training mode -------------------------------------------------------------------------------------------------
+
+
+def test_training_mode_with_dropout_is_refused_and_left_alone():
+    specimen = build("bert")
+    model = specimen.model
+    quiet = trace(Model(model), specimen.inputs)
+    model.train()
+    model.bert.encoder.layer[0].eval()
+    before = everything(model)
+    with pytest.raises(ModelError, match=r"training mode with .*drop.* Call model\.eval\(\) first"):
+        trace(Model(model), specimen.inputs)
+    assert_same(before, everything(model))
+    model.eval()
+    assert torch.equal(trace(Model(model), specimen.inputs).attention, quiet.attention)
+
+
+@pytest.mark.parametrize("what", ["dropout module", "batch norm", "setting"])
+def test_whatever_is_random_in_training_mode_is_found(what):
+    specimen = build("llama")
+    model = specimen.model.train()
+    trace(Model(model), specimen.inputs)
+    if what == "dropout module":
+        model.lm_head = torch.nn.Sequential(torch.nn.Dropout(0.2), model.lm_head)
+    elif what == "batch norm":
+        model.model.extra = torch.nn.BatchNorm1d(4)
+    else:
+        model.model.layers[0].self_attn.attention_dropout = 0.1
+    with pytest.raises(ModelError, match="training mode with"):
+        trace(Model(model), specimen.inputs)
+
+
+def test_training_mode_without_dropout_is_read_as_it_is_and_seen_by_everyone():
+    """Another thread never finds the model in eval mode, nor does a hook within the trace."""
+    specimen = build("llama")
+    quiet = trace(Model(specimen.model), specimen.inputs)
+    model = specimen.model.train()
+    seen = []
+    model.model.layers[1].register_forward_hook(lambda m, _a, _o: seen.append(m.training and model.training))
+    done = threading.Event()
+
+    def watch():
+        while not done.is_set():
+            seen.append(all(m.training for m in model.modules()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        found = trace(Model(model), specimen.inputs)
+    finally:
+        done.set()
+        watcher.join()
+    assert len(seen) > 10
+    assert all(seen)
+    assert torch.equal(found.attention, quiet.attention)

@@ -12,6 +12,7 @@ from whence.mixing.contributions import contributions
 from whence.model.load import Model, load
 from whence.model.memory import fingerprint
 from whence.reading.rerun.substitution import ZeroValues, substitute
+from whence.reading.trace import Trace
 from whence.reading.tracing import trace
 
 
@@ -117,7 +118,117 @@ def test_a_trace_does_not_change_with_the_model(through_data):
 def test_a_change_of_settings_is_noticed():
     specimen = build("bert")
     mark = fingerprint(specimen.model)
-    specimen.model.train()
     assert fingerprint(specimen.model) == mark
     specimen.model.bert.encoder.layer[0].output.LayerNorm.eps = 0.5
-    assert fingerprint(specimen.model) != mark
+    changed = fingerprint(specimen.model)
+    assert changed != mark
+    specimen.model.bert.encoder.layer[0].train()
+    assert fingerprint(specimen.model) != changed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_every_entry_counts_and_so_does_its_place(dtype):
+    """One entry anywhere, two entries that change places, two rows that do: all through .data."""
+    specimen = build("bert")
+    model = specimen.model.to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        mark = fingerprint(model)
+        flat = parameter.data.view(-1)
+        at = int(torch.randint(flat.numel(), (), generator=generator))
+        flat[at] += 0.25
+        assert fingerprint(model) != mark, name
+        flat[at] -= 0.25
+        mark = fingerprint(model)
+        other = (at + 1) % flat.numel()
+        if flat[at] != flat[other]:
+            flat[[at, other]] = flat[[other, at]]
+            assert fingerprint(model) != mark, name
+        if parameter.dim() == 2 and parameter.shape[0] > 3:
+            mark = fingerprint(model)
+            parameter.data[[0, 2]] = parameter.data[[2, 0]]
+            assert fingerprint(model) != mark, name
+
+
+def test_adapters_are_part_of_the_fingerprint():
+    peft = pytest.importorskip("peft")
+    specimen = build("llama")
+    config = peft.LoraConfig(target_modules=["q_proj", "o_proj"], r=2, init_lora_weights=False)
+    model = peft.get_peft_model(specimen.model, config)
+    model.add_adapter("second", config)
+    model.eval()
+    marks = [fingerprint(model)]
+    assert fingerprint(model) == marks[0]
+    model.set_adapter("second")
+    marks.append(fingerprint(model))
+    model.base_model.disable_adapter_layers()
+    marks.append(fingerprint(model))
+    model.base_model.enable_adapter_layers()
+    for module in model.modules():
+        if isinstance(getattr(module, "scaling", None), dict):
+            module.scaling["second"] *= 2
+    marks.append(fingerprint(model))
+    model.merge_adapter()
+    marks.append(fingerprint(model))
+    assert len(set(marks)) == 5
+    found = trace(Model(model), specimen.inputs)
+    model.unmerge_adapter()
+    with pytest.raises(InputError, match="has changed since"):
+        substitute(found, ZeroValues(0, [1]))
+
+
+@pytest.mark.parametrize("way", ["cpu_offload", "disk_offload"])
+def test_changes_of_offloaded_weights_are_noticed(way, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    model = build("bert").model
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if way == "cpu_offload":
+        accelerate.cpu_offload(model, execution_device="cpu", state_dict=state)
+    else:
+        accelerate.disk_offload(model, str(tmp_path), execution_device="cpu")
+    mark = fingerprint(model)
+    assert fingerprint(model) == mark
+    name = "bert.encoder.layer.0.attention.output.dense.weight"
+    if way == "cpu_offload":
+        state[name][0, 0] += 1
+    else:
+        accelerate.utils.offload.offload_weight(state[name] * 2, name, str(tmp_path))
+    assert fingerprint(model) != mark
+
+
+# -- whose weights a saved trace names -----------------------------------------------------------------------------
+
+
+def test_a_saved_trace_names_the_weights_that_were_traced(tmp_path):
+    specimen = build("bert")
+    model = Model(specimen.model)
+    expected = model.weights_hash
+    found = trace(Model(specimen.model), specimen.inputs)
+    first = found.save(tmp_path / "first.safetensors")
+    specimen.model.bert.encoder.layer[0].attention.output.dense.weight.data[0, 1] += 1
+    assert model.weights_hash != expected
+    assert Trace.load(first).provenance.weights == expected
+    again = found.save(tmp_path / "again.safetensors")  # the hash was taken before the change
+    assert Trace.load(again).provenance.weights == expected
+
+
+def test_a_trace_saved_after_a_change_does_not_claim_the_new_weights(tmp_path):
+    specimen = build("bert")
+    model = Model(specimen.model)
+    found = trace(model, specimen.inputs)
+    alti = contributions(found, "alti")
+    specimen.model.bert.encoder.layer[0].attention.output.dense.weight.data[0, 1] += 1
+    assert alti.provenance.weights_hash is None
+    loaded = Trace.load(found.save(tmp_path / "late.safetensors"))
+    assert loaded.provenance.weights is None
+    assert loaded.provenance.changed
+    for one in (found, loaded):
+        with pytest.raises(InputError, match="chang"):
+            substitute(one, ZeroValues(0, [1]), model=model)
+
+
+def test_another_model_given_for_a_live_trace_is_refused():
+    specimen, other = build("bert"), build("bert", seed=3)
+    found = trace(Model(specimen.model), specimen.inputs)
+    with pytest.raises(InputError, match="other weights"):
+        substitute(found, ZeroValues(0, [1]), model=Model(other.model))

@@ -14,7 +14,7 @@ from torch import nn
 from whence.errors import InputError, ModelError, UnavailableError, WhenceError
 from whence.model import catalogue
 from whence.model.cache import locate
-from whence.model.memory import fingerprint
+from whence.model.memory import fingerprint, lock_of
 from whence.model.offload import device_of
 
 
@@ -32,7 +32,7 @@ class Model:
     tokenizer: Any = None
     processor: Any = None  # for images and sounds
     name: str = ""
-    _hash: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+    _hash: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -46,11 +46,22 @@ class Model:
     @property
     def weights_hash(self) -> str:
         """SHA-256 of every weight's name, dtype, shape and bytes, in the order of names. Computed when first asked."""
-        mark = str(fingerprint(self.model))
-        if mark not in self._hash:
-            self._hash.clear()
-            self._hash[mark] = hash_weights(self.model)
-        return self._hash[mark]
+        return self.hashed[0]
+
+    @property
+    def mark(self) -> int:
+        """The fingerprint of the model as it is now."""
+        return fingerprint(self.model)
+
+    @property
+    def hashed(self) -> tuple[str, int]:
+        """The hash of the weights as they are now, and the fingerprint of the model that has them."""
+        with lock_of(self.model):
+            mark = fingerprint(self.model)
+            if mark not in self._hash:
+                self._hash.clear()
+                self._hash[mark] = hash_weights(self.model)
+            return self._hash[mark], mark
 
     @property
     def pad_id(self) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,3 +37,21 @@ def _weight_maps(module: nn.Module) -> Iterator[Any]:
         weights = getattr(one, "weights_map", None)
         if weights is not None:
             yield weights
+
+
+def stored_elsewhere(module: nn.Module) -> tuple[list[Tensor], list[Hashable]]:
+    """The weights that accelerate keeps for this module: tensors in memory, and the state of the files on disk."""
+    tensors: list[Tensor] = []
+    files: list[Hashable] = []
+    for weights in _weight_maps(module):
+        prefix = ""
+        while hasattr(weights, "dataset"):  # a view of all weights under a prefix
+            prefix, weights = weights.prefix + prefix, weights.dataset
+        held = weights if isinstance(weights, dict) else getattr(weights, "state_dict", {})
+        tensors += [t for name, t in held.items() if name.startswith(prefix) and isinstance(t, Tensor)]
+        for name, entry in getattr(weights, "index", {}).items():
+            if name.startswith(prefix):
+                path = Path(entry.get("safetensors_file") or Path(weights.save_folder) / f"{name}.dat")
+                found = path.stat()
+                files.append((name, found.st_mtime_ns, found.st_size))
+    return tensors, files

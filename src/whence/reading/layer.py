@@ -228,7 +228,8 @@ class Layer:
             if isinstance(value, Tensor):
                 return move(value)
             if isinstance(value, Projection):
-                return Projection(*(None if t is None else move(t) for t in (value.weight, value.bias, value.rows)))
+                bias, rows = (None if t is None else move(t) for t in (value.bias, value.rows))
+                return Projection(move(value.weight), bias, rows)
             if isinstance(value, Norm):
                 weight, bias = (None if t is None else move(t) for t in (value.weight, value.bias))
                 return Norm(weight, bias, value.eps, value.centred, value.offset)

@@ -75,7 +75,13 @@ def trace_of_row(
     order = [s for s in ("encoder", "decoder", "cross") if s in stacks]
     return Trace(
         stacks={name: stacks[name] for name in order},
-        provenance=Provenance(model.name, "trace", {"capture": proof.capture, "keep": sorted(wanted)}, source=model),
+        provenance=Provenance(
+            model.name,
+            "trace",
+            {"capture": proof.capture, "keep": sorted(wanted)},
+            source=model,
+            mark=outcome.mark,
+        ),
         text=prepared.text,
         text_pair=prepared.text_pair,
         target=prepared.target,

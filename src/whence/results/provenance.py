@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
@@ -13,8 +13,13 @@ class HasWeights(Protocol):
     """What a result comes from, as far as its provenance must know it."""
 
     @property
-    def weights_hash(self) -> str:
-        """SHA-256 of the weights."""
+    def mark(self) -> int:
+        """The fingerprint, which changes when the weights do."""
+        ...
+
+    @property
+    def hashed(self) -> tuple[str, int]:
+        """SHA-256 of the weights, and the fingerprint of what has them."""
         ...
 
 
@@ -40,27 +45,47 @@ class Provenance:
     versions: Mapping[str, str] = field(default_factory=library_versions)
     weights: str | None = None  # SHA-256, filled in when it is first needed
     source: HasWeights | None = field(default=None, repr=False, compare=False)
+    mark: int | None = field(default=None, repr=False, compare=False)  # the source's fingerprint when it was used
+    changed: bool = False  # the model was changed before its weights were hashed: the hash cannot be had any more
+
+    def __post_init__(self) -> None:
+        if self.source is not None and self.mark is None and self.weights is None:
+            object.__setattr__(self, "mark", self.source.mark)
 
     @property
     def weights_hash(self) -> str | None:
-        """The hash of the weights, computed from the model while it is at hand."""
-        if self.weights is None and self.source is not None:
-            object.__setattr__(self, "weights", self.source.weights_hash)
+        """The hash of the weights, computed from the model while it is at hand; None where it has changed since."""
+        if self.weights is None and self.source is not None and not self.changed:
+            found, mark = self.source.hashed
+            if mark == self.mark:
+                object.__setattr__(self, "weights", found)
+            else:
+                object.__setattr__(self, "changed", True)
         return self.weights
 
     def by(self, method: str, **settings: Any) -> Provenance:
         """The same origin, with another method applied."""
-        return Provenance(self.model, method, settings, self.versions, self.weights, self.source)
+        return replace(self, method=method, settings=settings)
 
     def to_dict(self) -> dict[str, Any]:
+        known = self.weights_hash
+        changed = {"changed": True} if self.changed else {}
         return {
             "model": self.model,
-            "weights": self.weights_hash,
+            "weights": known,
             "versions": dict(self.versions),
             "method": self.method,
             "settings": dict(self.settings),
+            **changed,
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Provenance:
-        return cls(data["model"], data["method"], data["settings"], data["versions"], data["weights"])
+        return cls(
+            data["model"],
+            data["method"],
+            data["settings"],
+            data["versions"],
+            data["weights"],
+            changed=bool(data.get("changed", False)),
+        )

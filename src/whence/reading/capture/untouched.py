@@ -1,11 +1,16 @@
 """A model is after a pass what it was before: flags, hooks, parts and settings, on success and on error.
 
 Some models change themselves when they run: BigBird goes over to full attention for good on a short text, dynamic
-rotary positions keep the longest table. Such changes are undone, too.
+rotary positions keep the longest table, others count or cache in a buffer. Such changes are undone, too, so that every
+pass begins where a plain pass of the user's would.
+
+Nothing is switched that a pass of another thread could notice: a model in training mode stays in it, and is refused
+where that makes it random.
 """
 
 from __future__ import annotations
 
+import contextvars
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +20,7 @@ import torch
 from torch import nn
 
 from whence.errors import ModelError
-from whence.model.memory import configs_of, is_ours, lock_of
+from whence.model.memory import configs_of, fixed, is_ours, lock_of
 
 T = TypeVar("T")
 
@@ -24,7 +29,7 @@ _TABLES = ("_modules", "_parameters", "_buffers")
 
 
 class Snapshot:
-    """Everything of a model that a pass could change, by reference: no weight is copied."""
+    """Everything of a model that a pass could change: weights by reference, buffers by value."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = [
@@ -35,13 +40,16 @@ class Snapshot:
             id(hook) for module, _, _ in self.modules for name in _HOOKS for hook in module.__dict__[name].values()
         }
         self.configs = [(config, dict(vars(config))) for config in configs_of(model)]
-        self.versions = [
-            (name, t, t._version)
-            for module, _, tables in self.modules
-            for table in tables[1:]
-            for name, t in table.items()
-            if t is not None and not t.is_inference()
-        ]
+        self.weights, self.buffers = (
+            [
+                (name, tensor, 0 if tensor.is_inference() else tensor._version)
+                for _, _, tables in self.modules
+                for name, tensor in tables[table].items()
+                if tensor is not None and not tensor.is_meta
+            ]
+            for table in (1, 2)
+        )
+        self.copies = [tensor.detach().clone() for _, tensor, _ in self.buffers]
 
     def restore(self) -> None:
         """Put back what is different. Doing it twice does no harm, so that an interruption can be followed by another."""
@@ -55,6 +63,10 @@ class Snapshot:
                     self._remove_ours(module, name, hooks)
         for config, fields in self.configs:
             _put_back(vars(config), fields)
+        for (_, buffer, version), copy in zip(self.buffers, self.copies, strict=True):
+            if buffer.is_inference() or buffer._version != version:
+                with torch.no_grad():
+                    buffer.detach().copy_(copy)
 
     def _remove_ours(self, module: nn.Module, kind: str, hooks: Any) -> None:
         for key in [key for key, hook in hooks.items() if is_ours(hook) and id(hook) not in self.hooks]:
@@ -65,12 +77,12 @@ class Snapshot:
                     table.pop(key, None)
 
     def check(self, model: nn.Module) -> None:
-        """Refuse a model that writes into its own weights or buffers as it runs: what it was cannot be put back."""
-        for name, tensor, version in self.versions:
-            if tensor._version != version:
+        """Refuse a model that writes into its own weights as it runs: what they were cannot be put back."""
+        for name, tensor, version in self.weights:
+            if not tensor.is_inference() and tensor._version != version:
                 raise ModelError(
-                    f"{type(model).__name__} writes into its own tensor {name!r} whenever it runs, so that no two passes "
-                    "compute the same and whence cannot vouch for what it reads."
+                    f"{type(model).__name__}'s weight {name!r} was written to while it ran, by the model itself or by another "
+                    "thread, so that no two passes compute the same and whence cannot vouch for what it reads."
                 )
 
 
@@ -85,16 +97,23 @@ def _put_back(now: Any, before: dict[str, Any]) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients, one thread at a time; afterwards the model is as it was."""
+    """Passes without gradients, one thread at a time; afterwards the model is as it was.
+
+    The model runs in the mode that it is in. Its training flags are fields that every thread reads, so they are not
+    switched: a model in training mode is read as it is, or refused where dropout or the like makes it random. What is
+    switched computes the same: compiled code (which cannot be overheard) and gradient checkpointing (which would run
+    the attention again in a backward pass).
+    """
     with lock_of(model):
+        refuse_randomness(model)
         snapshot = Snapshot(model)
         try:
             try:
                 for module, attributes, _ in snapshot.modules:
-                    if attributes["training"]:
-                        module.training = False
                     if attributes.get("_compiled_call_impl") is not None:
-                        module.__dict__["_compiled_call_impl"] = None  # compiled code cannot be overheard
+                        module.__dict__["_compiled_call_impl"] = None
+                    if attributes.get("gradient_checkpointing") is True and attributes["training"]:
+                        module.__dict__["gradient_checkpointing"] = False
                 with torch.no_grad():
                     yield
             finally:
@@ -104,31 +123,94 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         snapshot.check(model)
 
 
+def refuse_randomness(model: nn.Module) -> None:
+    """Refuse a model in training mode with anything that is random or learns in it: dropout, layer drop, batch norms."""
+    for name, module in model.named_modules():
+        if not module.training:
+            continue
+        settings = {**{f"config.{k}": v for k, v in _fields(getattr(module, "config", None)).items()}, **vars(module)}
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            settings["dropout p"] = module.p
+        random = [f"{setting} = {value:g}" for setting, value in settings.items() if _is_random(setting, value)]
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            random.append("running statistics that every pass changes")
+        if random:
+            raise ModelError(
+                f"{type(model).__name__} is in training mode with {random[0]} in {name or 'the model itself'}, so that no two "
+                "passes compute the same. Call model.eval() first; whence does not switch the mode by itself, since "
+                "passes of other threads would see it."
+            )
+
+
+_RANDOM = ("drop", "jitter", "mask_time_prob", "mask_feature_prob")  # what transformers calls its random settings
+
+
+def _is_random(setting: str, value: Any) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and value > 0 and any(word in setting for word in _RANDOM)
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    return {} if config is None or not hasattr(config, "__dict__") else dict(vars(config))
+
+
 def guarded(model: nn.Module, work: Callable[[], T]) -> T:
     """`work`, after which the model and this thread's torch modes are as before, wherever it was interrupted.
 
-    A `with` block restores nothing when the interruption meets the few lines that enter or leave it. This is plain
-    `try … finally`, twice, so that one interruption can spoil only one of the two.
+    A `with` block restores nothing when the interruption meets the few lines that enter or leave it. So everything that
+    such blocks restore is put back here once more: model, torch modes, gradients; and context variables, because the
+    work has a context of its own. This is plain `try … finally`, twice, so that one interruption can spoil only one of
+    the two. Whatever torch makes of an interruption on its way (a stack of modes that is empty too early), it is the
+    interruption that is raised.
     """
     with lock_of(model):
         snapshot, gradients = Snapshot(model), torch.is_grad_enabled()
-        modes = torch._C._len_torch_function_stack()
+        modes = torch.overrides._get_current_function_mode_stack()
+
+        def attempt() -> T:
+            try:
+                with fixed(model):
+                    return work()
+            except BaseException as error:
+                stopped = _interruption(error)
+                if stopped is None:
+                    raise
+                for one in _chain(error):
+                    traceback.clear_frames(one.__traceback__)  # ends the `with` blocks that are left open
+                raise stopped from None
+
         try:
             try:
-                return work()
-            except BaseException as error:
-                if not isinstance(error, Exception):
-                    traceback.clear_frames(error.__traceback__)  # ends the `with` blocks that are left open
-                raise
+                return contextvars.copy_context().run(attempt)
             finally:
-                _end_modes(modes, gradients)
+                _put_modes_back(modes, gradients)
                 snapshot.restore()
         finally:
-            _end_modes(modes, gradients)
+            _put_modes_back(modes, gradients)
             snapshot.restore()
 
 
-def _end_modes(depth: int, gradients: bool) -> None:
-    while torch._C._len_torch_function_stack() > depth:
-        torch.overrides._pop_mode()
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error and those it came from, the latest first."""
+    chain: list[BaseException] = []
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is not None and one not in chain:
+            chain.append(one)
+            todo += [one.__context__, one.__cause__]
+    return chain
+
+
+def _interruption(error: BaseException) -> BaseException | None:
+    """The interruption (Ctrl-C, exit) behind an error, if there is one."""
+    return next((one for one in _chain(error) if not isinstance(one, Exception)), None)
+
+
+def _put_modes_back(modes: list[Any], gradients: bool) -> None:
+    if torch.overrides._get_current_function_mode_stack() != modes:
+        while torch._C._len_torch_function_stack() > 0:
+            torch.overrides._pop_mode()
+        for mode in modes:
+            torch.overrides._push_mode(mode)
     torch.set_grad_enabled(gradients)

@@ -81,6 +81,9 @@ def run(
         states = stack.enter_context(picking_up(model.model, handles))
         stack.callback(_watch_final(model.model, final).remove)
         output = model.model(**inputs)
+    states = {
+        handle: state.detach() for handle, state in states.items()
+    }  # an input may have been made a leaf by a hook
     if len(recorder.calls) != len(proof.sites):
         raise ModelError(
             f"{model.name} made {len(recorder.calls)} attention calls on this input and {len(proof.sites)} when it was proved: "
