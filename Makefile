@@ -5,6 +5,7 @@
 #   make test         the test suite                make lint         ruff, formatting, mypy --strict
 #   make bench        the benchmarks                make studies      the studies of docs/
 #   make docs         the documentation as a site    make figures      its pictures, made again
+#   make gallery      the gallery's pages, every number made again (needs espeak-ng: apt-get install espeak-ng)
 #   make conformance  every model family that transformers knows, read and proved
 #   make torture      odd calls to the core, kills, failures in threads, a crowd at the server: long
 #   make test-lowest  core, reading and mixing on the lowest versions that pyproject.toml allows
@@ -30,7 +31,7 @@ roads to the village had been closed since noon and nobody knew when they would 
 tea, sat down by the window, and waited for the snow to stop falling on the silent hills.
 
 .DEFAULT_GOAL := help
-.PHONY: help venv setup demo docs figures test lint bench studies conformance torture test-lowest test-newest lock audit \
+.PHONY: help venv setup demo docs figures gallery test lint bench studies conformance torture test-lowest test-newest lock audit \
 	wheel clean
 
 help:
@@ -80,13 +81,17 @@ figures: $(STAMPS)/docs $(STAMPS)/dev
 	@$(BIN)/whence get minilm >/dev/null
 	@set -e; for file in docs/make_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
+gallery: $(STAMPS)/dev
+	@$(BIN)/whence get minilm smollm2 whisper rxnmapper antiberty >/dev/null
+	OMP_NUM_THREADS=1 $(BIN)/python -m gallery
+
 lint: $(STAMPS)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 bench: $(STAMPS)/dev
-	@$(BIN)/whence get minilm >/dev/null
+	@$(BIN)/whence get minilm rxnmapper whisper >/dev/null
 	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 studies: $(STAMPS)/studies

@@ -18,7 +18,7 @@ from whence import rules
 from whence.attention.position_names import atom_candidates
 
 T = TypeVar("T")
-# 70 tokens with [CLS] and [SEP].
+# 69 tokens with [CLS] and [SEP].
 REACTION = "C=CC(C=C)C(O)C12CC3CC(CC(C3)C1)C2>>C=CC(C=C)C(Br)C12CC3CC(CC(C3)C1)C2"
 
 

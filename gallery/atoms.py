@@ -65,6 +65,8 @@ def drawing(found: Decisions, tokens: list[str]) -> str:
     n = len(tokens)
     axes = new_axes((max(7.0, 0.17 * n), 2.6))
     for i, token in enumerate(tokens):
+        if token in ("[CLS]", "[SEP]"):
+            continue
         weight = "bold" if element(token) else "normal"
         axes.text(i, 0, token, ha="center", va="center", fontsize=9, family="monospace", weight=weight)
     names = list(found.key_names)
@@ -73,7 +75,7 @@ def drawing(found: Decisions, tokens: list[str]) -> str:
         xs = [key + (query - key) * t / 30 for t in range(31)]
         ys = [0.25 + 4 * (query - key) / n * (t / 30) * (1 - t / 30) for t in range(31)]
         axes.plot(xs, ys, color=COLOURS[verdict], linewidth=1.1, linestyle="-" if verdict == "certified" else "--")
-    axes.set_xlim(-1, n)
+    axes.set_xlim(0, n - 1)
     axes.set_ylim(-0.2, 1.3)
     axes.set_axis_off()
     return picture("atoms", axes, "A reaction; every product atom is tied to the reactant atom that the head gives it")

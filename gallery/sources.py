@@ -14,6 +14,8 @@ DOCUMENTS = (
     "Document B. The mill beside the river grinds rye and barley. Its wheel was renewed by the smith of Aldby last spring.",
     "Document C. The school has ninety children and two teachers. On Fridays the older children learn to row on the lake.",
 )
+# A decoder's first token draws attention whatever it is: it must not be a token of a document.
+OPENING = "Read these three documents and answer the question."
 QUESTION = "Question: Who built the bridge? Answer: The bridge was built by"
 
 
@@ -31,7 +33,7 @@ def spans(trace: whence.Trace) -> dict[str, list[int]]:
 
 def make() -> Path:
     model = whence.load("smollm2")
-    text = "\n".join((*DOCUMENTS, QUESTION))
+    text = "\n".join((OPENING, *DOCUMENTS, QUESTION))
     trace = whence.trace(model, text, keep=("attention", "values", "outputs"))
     last = len(trace.tokens) - 1
     places = spans(trace)
@@ -84,7 +86,7 @@ def make() -> Path:
         f"‘{told.strip()}’. Attention from the last token is often summed by document and shown as 'sources'. How much of that share does "
         "the computation fix?",
         "**The rule.** At least a quarter of a head's attention lies on a document, or less: `mass(keys, at_least=0.25)`.",
-        f"**The verdict.** Of {total} shares (30 heads of every third layer, three documents) {counts['certified']} are certified on "
+        f"**The verdict.** Of {total} shares (three heads in each of ten layers, three documents) {counts['certified']} are certified on "
         f"their side of a quarter, {counts['refuted']} are not (another row with the same output is on the other side), {counts['open']} "
         f"open. The exact intervals are {statistics.median(wide):.3f} wide (median), {max(wide):.2f} at most.",
         picture("sources", axes, "Shares of attention on each document with their exact intervals"),
@@ -99,6 +101,6 @@ def make() -> Path:
         ),
         "## The ten heads with most on one document",
         table(["layer.head", *(f"{n} (share, interval)" for n in places)], rows),
-        "## The documents",
-        "\n\n".join(f"> {d}" for d in (*DOCUMENTS, QUESTION)),
+        "## The documents (`documents.txt`, one a line)",
+        "\n\n".join(f"> {d}" for d in (OPENING, *DOCUMENTS, QUESTION)),
     )
