@@ -44,7 +44,7 @@ def test_what_the_controls_say(found: AttentionControls) -> None:
     table = found.table()
     assert table.loc["permuted_row", "texts"] == 2
     said = " ".join(found.verdict())
-    assert "Uniform attention keeps the label of" in said
+    assert "Uniform attention in the last layer keeps" in said
     assert "Kendall τ of attention with gradients" in said
 
 
