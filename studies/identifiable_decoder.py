@@ -23,7 +23,10 @@ from typing import Any
 import _corpora as corpora
 import torch
 
+import whence
+from whence.core.attention.search_reachable import search_reachable
 from whence.identifiable import IdentifiableDecoderConfig, IdentifiableForCausalLM
+from whence.identifiable.training.compare import paired
 from whence.identifiable.training.documents import Documents
 from whence.identifiable.training.language_model import LanguageModelSettings, train_language_model
 from whence.identifiable.training.variants import decoder_overrides
@@ -32,6 +35,7 @@ WORK = corpora.WORK / "identifiable_decoder"
 PAGE = corpora.ROOT / "docs" / "studies" / "identifiable-decoder.md"
 VARIANTS = ("rope", "rope-rotary-values", "rope-tied", "alibi", "alibi-tied", "uniform")
 SEEDS = (0, 1, 2)
+LENGTHS = (32, 64, 128)
 TRAIN_REVIEWS, VALIDATION_REVIEWS = 3200, 200
 MODEL = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 192}
 TEXT: dict[str, Any] = {"epochs": 1, "batch_size": 16, "learning_rate": 2e-3, "context": 128, "vocab_size": 1024}
@@ -127,6 +131,95 @@ def run_recall(job: dict[str, Any]) -> dict[str, Any]:
     return {"accuracy": float((guess == labels[:, 1:])[asked].double().mean()), "parameters": model.num_parameters()}
 
 
+# -- second rows -----------------------------------------------------------------------------------------------------
+
+
+def second_rows(job: dict[str, Any]) -> dict[str, Any]:
+    """Of the trained model, at several lengths: in how many rows another query gives the same head output.
+
+    The search takes no short-cut for tied keys: it is run on them as on any other.
+    """
+    file = WORK / f"{name_of(job)}.rows.json"
+    if file.exists():
+        return json.loads(file.read_text(encoding="utf-8"))
+    model = whence.load(str(WORK / name_of(job)))
+    ids = model.tokenizer(reviews().validation[0], verbose=False)["input_ids"]
+    found: dict[str, Any] = {}
+    for n in LENGTHS:
+        trace = whence.trace(model, torch.tensor(ids[:n]), keep=["attention", "keys", "values"])
+        hits = []
+        for layer in trace:
+            for head in range(len(layer.heads)):
+                row = layer.attention[head, -1].double()
+                keys, values = layer.keys[head].double(), layer.values[head].double()
+                hits.append(search_reachable(row / row.sum(), keys, values, starts=24, use_theorem=False).found)
+        found[str(n)] = [sum(hits), len(hits)]
+    file.write_text(json.dumps(found), encoding="utf-8")
+    return found
+
+
+# -- the page --------------------------------------------------------------------------------------------------------
+
+
+def write() -> None:
+    """The page, from what has been run; what has not is said to be missing."""
+    done = {v: {s: r for s in SEEDS if (r := finished({"task": "text", "variant": v, "seed": s}))} for v in VARIANTS}
+    recall = {v: [r["accuracy"] for s in SEEDS if (r := finished({"task": "recall", "variant": v, "seed": s}))]
+              for v in VARIANTS}  # fmt: skip
+    missing = [name_of(job) for job in jobs() if finished(job) is None]
+    some = next((r for runs in done.values() for r in runs.values()), None)
+    lines = [
+        "# Is a language model with unique attention as good?",
+        "",
+        "`python studies/identifiable_decoder.py` runs what is missing and writes this page.",
+        "",
+        f"Model: {MODEL['num_hidden_layers']} × {MODEL['hidden_size']}, {MODEL['num_attention_heads']} heads, context "
+        f"{TEXT['context']}, byte-level vocabulary of {TEXT['vocab_size']}. Text: {TRAIN_REVIEWS:,} IMDB reviews, "
+        f"{TEXT['epochs']} epoch"
+        + (f" = {some['train_tokens']:,} tokens" if some else "")
+        + f"; measured on {VALIDATION_REVIEWS} other reviews. AdamW, highest rate {TEXT['learning_rate']}, cosine; one thread.",
+        "",
+    ]
+    if missing:
+        lines += [
+            (
+                f"**Not finished: {len(missing)} of {len(list(jobs()))} runs are missing** ({', '.join(missing)}). Nothing "
+                "may be concluded from a variant that has not been run, nor from one seed."
+            ),
+            "",
+        ]
+    lines += [
+        "| variant | seeds | bits per byte | difference to rope, paired (95 %) | parameters | cache, numbers a token | "
+        "tokens per processor second | cond(W_O) | second rows at n = " + " / ".join(map(str, LENGTHS)) + " |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for variant, runs in done.items():
+        if not runs:
+            continue
+        bits = [r["validation_bits_per_byte"] for r in runs.values()]
+        common = [s for s in runs if s in done["rope"]]
+        gap = ""
+        if variant != "rope" and common:
+            mean, half = paired(*([done[v][s]["validation_bits_per_byte"] for s in common] for v in (variant, "rope")))
+            gap = f"{mean:+.4f} ± {half:.4f}" if len(common) > 1 else f"{mean:+.4f} (one seed)"
+        one = next(iter(runs.values()))
+        speed = sum(r["tokens_seen"] / r["cpu_seconds"] for r in runs.values()) / len(runs)
+        rows = (
+            [second_rows({"task": "text", "variant": variant, "seed": s}) for s in runs] if variant != "uniform" else []
+        )
+        seconds = " / ".join(f"{sum(r[str(n)][0] for r in rows)} of {sum(r[str(n)][1] for r in rows)}" for n in LENGTHS)
+        lines.append(
+            f"| {variant} | {len(runs)} | {sum(bits) / len(bits):.4f} | {gap} | {one['parameters']:,} | "
+            f"{one['cache_numbers_per_token']:,} | {speed:,.0f} | "
+            f"{max(r['output_condition'] for r in runs.values()):.3g} | {seconds if rows else '–'} |"
+        )
+    if any(recall.values()):
+        lines += ["", f"Associative recall ({RECALL['pairs']} pairs, {RECALL['steps']} steps):", ""]
+        lines += ["| variant | seeds | share of values recalled |", "|---|---|---|"]
+        lines += [f"| {v} | {len(a)} | {sum(a) / len(a):.3f} |" for v, a in recall.items() if a]
+    PAGE.write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--next", action="store_true")
@@ -142,6 +235,7 @@ def main() -> int:
             return 0
     if given.next:
         return 3
+    write()
     return 0
 
 

@@ -227,7 +227,7 @@ def _prepared(model: Model, text: Any) -> Prepared:
     limit = getattr(config, "max_position_embeddings", None) or 10**6
     n = min(2 * width + 40, limit, 700)
     if model.tokenizer is not None:
-        ids = model.tokenizer(TEXT)["input_ids"]
+        ids = model.tokenizer(TEXT, verbose=False)["input_ids"]
         ids = torch.tensor((ids * (n // len(ids) + 1))[:n])
     else:
         embedding = model.model.get_input_embeddings()

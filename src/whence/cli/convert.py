@@ -44,6 +44,9 @@ def command(
     embedding_weight: Annotated[
         float, typer.Option("--embedding-weight", help="How much the embedding of a text counts beside its states.")
     ] = 1.0,
+    experimental: Annotated[
+        bool, typer.Option("--experimental", help="Convert a decoder without rotary positions (ALiBi, none) too.")
+    ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Decides the texts of every step.")] = 0,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -63,14 +66,14 @@ def command(
     from whence.results.run_identity import RunIdentity, hash_texts
 
     loaded = load(model)
-    refuse_unfit(loaded)  # before the texts are read
+    refuse_unfit(loaded, experimental=experimental)  # before the texts are read
     probes = [] if probe is None else [_probe(probe, text, label, seed)]
     fitting = _non_empty(read_texts(texts, text).texts, quiet)
     measured = None if held_out is None else _non_empty(read_texts(held_out, text).texts, quiet)
     beginning = None if start is None else load(start)
     options: dict[str, Any] = {
         "steps": steps, "learning_rate": learning_rate, "tokens": tokens, "max_length": max_length,
-        "embedding_weight": embedding_weight, "seed": seed,
+        "embedding_weight": embedding_weight, "seed": seed, "experimental": experimental,
     }  # fmt: skip
     hashes = {"weights": loaded.weights_hash, "texts": hash_texts(fitting)}
     if measured is not None:

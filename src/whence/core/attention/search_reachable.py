@@ -57,6 +57,7 @@ def search_reachable(
     iterations: int = 80,
     visible: Tensor | None = None,
     seed: int = 0,
+    use_theorem: bool = True,
 ) -> ReachableSearch:
     """Search for x = softmax(log a + KΔq) with xᵀV = aᵀV and x ≠ a.
 
@@ -64,6 +65,7 @@ def search_reachable(
         attention_row: (n_key,), keys: (n_key, d_k), values: (n_key, d_v), visible: (n_key,) boolean.
         starts: random Δq, of lengths that change the log-weights by about 1 to 16.
         iterations: Levenberg–Marquardt steps for each start.
+        use_theorem: tied keys are answered by Theorem 1 and not searched; False searches them like any others.
 
     >>> _ = torch.manual_seed(0)
     >>> row, keys, values = torch.softmax(torch.randn(12), -1), torch.randn(12, 4), torch.randn(12, 2)
@@ -81,7 +83,7 @@ def search_reachable(
     live = seen & (row > 0)  # an exact zero stays zero whatever the query
     a, k, v = row[live], keys.detach().to(torch.float64)[live], v_all[live]
     eps = max(rank_eps(keys.dtype), rank_eps(values.dtype))
-    tied = bool(near_tied(keys[live], values[live], query_diameter=0.0).tied)
+    tied = use_theorem and bool(near_tied(keys[live], values[live], query_diameter=0.0).tied)
     nothing = ReachableSearch(
         False,
         row,

@@ -49,6 +49,7 @@ def tie_keys(
     seed: int = 0,
     start: Any = None,
     embedding_weight: float = 1.0,
+    experimental: bool = False,
     checkpoint: str | Path | None = None,
     progress: Callable[[int, float], None] | None = None,
     say: Say | None = None,
@@ -60,7 +61,8 @@ def tie_keys(
     `max_length`, the model's own maximum by default). `steps=0`: the closed form alone. `held_out`: texts to measure
     fidelity on; None: a tenth of `texts` is set aside. `probes`: labelled data for linear probes. `start`: an earlier
     conversion of the same model to go on from, in place of the closed form. `embedding_weight`: how much the embedding
-    of a whole text counts beside its hidden states. `checkpoint`: a file from which a run that was stopped goes on.
+    of a whole text counts beside its hidden states. `experimental`: convert a decoder without rotary positions (ALiBi,
+    none), saved as plain weights of its own class. `checkpoint`: a file from which a run that was stopped goes on.
 
     Theorem 1: if col(K) ⊂ span[T, 1], the softmax row with a given head output is unique at every n.
 
@@ -70,7 +72,7 @@ def tie_keys(
     True
     """
     chosen = as_model(model)
-    refuse_unfit(chosen)
+    refuse_unfit(chosen, experimental=experimental)
     if steps < 0:
         raise InputError(f"steps={steps}: give 0 (closed form only) or more.")
     if chosen.tokenizer is None:

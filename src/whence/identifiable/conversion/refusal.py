@@ -8,15 +8,18 @@ from whence.errors import ModelError
 from whence.model.load import Model
 
 
-def refuse_unfit(model: Model) -> None:
-    """Refuse models for which tied keys would not give uniqueness, with the reason and what would be needed."""
+def refuse_unfit(model: Model, *, experimental: bool = False) -> None:
+    """Refuse models for which tied keys would not give uniqueness, with the reason and what would be needed.
+
+    `experimental`: let decoders without rotary positions through; the theorem covers them, their quality is untried.
+    """
     config: Any = getattr(model.model, "config", None)
     if config is None or not hasattr(config, "num_attention_heads"):
         raise ModelError(
             f"{model.name} has no transformers configuration with num_attention_heads: tie_keys cannot convert it."
         )
     kind = str(getattr(config, "position_embedding_type", ""))
-    rotary = (
+    rotary = kind not in ("alibi", "bias", "none") and (
         getattr(config, "rope_parameters", None)
         or getattr(config, "rope_theta", None)
         or kind.startswith(("rope", "rotary"))
@@ -36,8 +39,12 @@ def refuse_unfit(model: Model) -> None:
         )
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{model.name} is an encoder–decoder; tie_keys converts encoders of the BERT family.")
-    if getattr(config, "is_decoder", False) or type(model.model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
+    decoder = getattr(config, "is_decoder", False) or type(model.model).__name__.endswith(
+        ("ForCausalLM", "LMHeadModel")
+    )
+    if decoder and not experimental:
         raise ModelError(
-            f"{model.name} is a decoder; tie_keys converts encoders of the BERT family. A decoder without RoPE would "
-            "need the closed form and the distillation with its causal mask."
+            f"{model.name} is a decoder; tie_keys converts encoders of the BERT family. For a decoder without rotary "
+            "positions (ALiBi, none, learned) the theorem holds too: experimental=True (--experimental) converts it, "
+            "with the closed form fitted without its causal mask; measure its perplexity before you use it."
         )
