@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from whence.faithful.result import Faithfulness
+from whence.faithful.statistics import FEWEST
 
 INTRODUCTION = """# Which explanation is faithful?
 
@@ -64,8 +65,8 @@ def run_section(title: str, path: Path, note: str) -> list[str]:
     if not path.exists():
         return []
     run = Faithfulness.load(path)
-    if len(run.paired) < 2:
-        return []
+    if len(run.paired) < FEWEST:
+        return []  # too few for any verdict
     lines = [
         "",
         f"## {title}",
