@@ -107,3 +107,14 @@ def test_rank_ignores_what_rounding_to_float32_leaves() -> None:
     torch.manual_seed(0)
     low = (torch.randn(60, 5) @ torch.randn(5, 60)).double()  # the product was rounded to float32
     assert int(rank(low)) == 5
+
+
+def test_tied_keys_are_called_tied_and_given_one_length(make: Any) -> None:
+    said = make(keys="tied").identifiability_statement().sentences()
+    assert "keys tied to values" in said[0]
+    assert "concat" not in " ".join(said)
+    assert [s for s in said if "unique up to" in s] == []
+    assert sum("unique at every length" in s for s in said) == 1
+    free = make(keys="free").identifiability_statement().sentences()
+    assert "free keys" in free[0]
+    assert sum("unique up to 9 tokens" in s for s in free) >= 1

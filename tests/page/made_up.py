@@ -34,6 +34,7 @@ def made_up(*, tokens: int, layers: int, heads: int) -> Document:
     words = [f"word{i}" for i in range(tokens)]
     about = {
         "text": words, "raw": words, "special": [False] * tokens, "kind": ["rest"] * tokens, "glued": [False] * tokens,
+        "word": [None] * tokens,
     }  # fmt: skip
     row = {
         "layer": 0, "head": 0, "query": 1, "dimension": 3, "keys": [0, 1, 2], "weights": [0.5, 0.2, 0.1],
@@ -44,7 +45,7 @@ def made_up(*, tokens: int, layers: int, heads: int) -> Document:
     stack = {
         "name": "encoder", "tokens": about, "key_tokens": None, "layers": list(range(layers)), "heads": list(range(heads)),
         "head_size": 32, "causal": False, "grid": grid, "rank": [], "free_rows": 1.0, "findings": ["a", "b"], "worst": [row],
-        "best": [row], "exact": [row],
+        "best": [row],
         "verdict": {
             "epsilon": 0.05, "names": [["read"] * heads] * layers, "sentences": [["read"] * heads] * layers, "readable": 1,
         }, "witnesses": [], "blocks": [],
@@ -57,7 +58,8 @@ def made_up(*, tokens: int, layers: int, heads: int) -> Document:
     }  # fmt: skip
     mix = pack({"values": quantise(raw)})
     manifest = {
-        "format": 1, "text": " ".join(words), "text_pair": None, "target": None, "detail": "standard", "model": "made up",
+        "format": 1, "text": " ".join(words), "text_pair": None, "target": None, "detail": "standard",
+        "epsilon": 0.05, "model": "made up",
         "provenance": {}, "versions": {"whence": "0", "torch": "0", "transformers": "0"}, "quantities": QUANTITIES,
         "stacks": [stack], "mixtures": [mixture], "identity": {"naive": None, "trained": None}, "prediction": None,
     }  # fmt: skip

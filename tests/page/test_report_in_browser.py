@@ -32,7 +32,8 @@ def test_overview_shows_the_findings_and_the_grid_of_python(watched: Any, saved:
         assert sentence in shown
     found = whence.identifiability(traced)
     verdict = whence.verdict(traced)
-    share = (verdict.values.nan_to_num(0.0) * verdict.extra["rows"] + verdict.extra["unique"]) / len(traced.tokens)
+    assert int(verdict.extra["unique"].sum()) == 0  # so that the colour is the share that decides
+    share = verdict.values
     for quantity, values in (("certain", share), ("null_share", found.values.mean(-1)), ("r", found.extra["head_r"])):
         go(page, f"#view=overview&quantity={quantity}")
         cells = page.eval_on_selector_all(".grid-cell", "els => els.map(e => e.getAttribute('aria-label'))")
@@ -224,12 +225,16 @@ def test_exports(watched: Any, saved: Any, traced: Any) -> None:
     rows = list(csv.reader(io.StringIO(save("Save whence heads as CSV").read_text(encoding="utf-8-sig"))))
     assert rows[0][:3] == ["layer", "head", "certain"]
     assert len(rows) == 1 + 72
-    found = whence.identifiability(traced).values.mean(-1)
-    assert float(rows[1][2]) == pytest.approx(float(found[0, 0]), rel=1e-6)
+    assert [float(row[2]) for row in rows[1:]] == pytest.approx(whence.verdict(traced).values.flatten().tolist())
     assert save("View as SVG").read_text(encoding="utf-8").startswith("<svg")
     assert save("View as PNG").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     go(page, "#view=head")
     assert save("Save whence attention maps as PNG").stat().st_size > 20_000
+    figure = save("Save whence attention maps as SVG").read_text(encoding="utf-8")
+    assert "foreignObject" not in figure  # other programs than browsers can show it
+    names = re.findall(r"<text[^>]*>([^<]*)</text>", figure)
+    for token in traced.tokens:  # a short text: every token along both sides of each of the three maps
+        assert names.count(token) >= 6
     go(page, "#view=identity")
     chart = save("Save whence own share as SVG").read_text(encoding="utf-8")
     assert "foreignObject" not in chart
@@ -300,4 +305,171 @@ def test_a_model_with_a_head_shows_its_prediction(watched: Any, tmp_path: Path) 
     rows = page.eval_on_selector_all(".tall tbody tr", "trs => trs.map(tr => [...tr.children].map(c => c.textContent))")
     scores = whence.attribute(model, trace, "alti").values
     assert [number(r[2]) for r in rows] == pytest.approx(scores.tolist(), abs=5.1e-4)
+    top = int(scores.abs().argmax())
+    assert trace.tokens.special[top]  # [CLS] or [SEP] leads here, and is not left out
+    assert f"Most: {trace.tokens[top]} " in page.locator(".attribution").first.inner_text()
     assert one.serious() == []
+
+
+def test_the_verdict_is_the_same_on_the_page_as_in_python(watched: Any, traced: Any, tmp_path: Path) -> None:
+    report = whence.report(traced, epsilon=0.2, budget=0.0, methods=["rollout"], detail="light")
+    page = watched().open(report.save(tmp_path / "r.html").as_uri())
+    verdict = whence.verdict(traced, epsilon=0.2)
+    assert verdict.names() != whence.verdict(traced).names()
+    assert verdict.sentences()[0] in page.inner_text(".findings")
+    assert "ε = 0.2" in page.inner_text(".bad-scale")
+    for layer, head in ((0, 8), (1, 4), (5, 0)):
+        page.locator(".grid-cell").nth(12 * layer + head).hover()
+        assert verdict.sentence(layer, head) in page.inner_text(".grid-info")
+
+
+# Of each row of the third map: is its fifth pixel the grey of what was not searched?
+GREY = """() => {
+    const canvas = document.querySelectorAll('.matrix canvas')[2], { width, height } = canvas;
+    const pixels = canvas.getContext('2d').getImageData(0, 0, width, height).data;
+    return Array.from({length: ROWS}, (_, q) => {
+        const at = 4 * (Math.floor((q + 0.5) / ROWS * height) * width + 5);
+        return [0, 1, 2].every((i) => pixels[at + i] === 0xc9);
+    });
+}"""
+
+
+def test_what_was_not_searched_in_time_is_grey_and_counted(watched: Any, saved: Any, tmp_path: Path) -> None:
+    """The same report, but with only the first ten rows of one alternative map done."""
+    from whence.reporting.quantise import unpack
+    from whence.reporting.report import Report
+
+    report, address = saved
+    layer, head = (report.document.manifest["stacks"][0]["worst"][0][name] for name in ("layer", "head"))
+    key = f"head/encoder/{layer}/{head}"
+    arrays, header = unpack(report.document.blocks[key])
+    n = len(arrays["raw"])
+    assert header["searched"] == n
+    grey = GREY.replace("ROWS", str(n))
+    page = watched(color_scheme="light").open(f"{address}#view=head&layer={layer}&head={head}")
+    page.wait_for_selector("table.bars tbody tr")
+    assert "was up" not in page.inner_text(".matrix:nth-of-type(3) .about")
+    assert not any(page.evaluate(grey))
+    cut = _with_unsearched(report.document, key, 10)
+    page = watched(color_scheme="light").open(
+        f"{Report(cut).save(tmp_path / 'cut.html').as_uri()}#view=head&layer={layer}&head={head}"
+    )
+    page.wait_for_selector("table.bars tbody tr")
+    assert f"after 10 of {n} rows" in page.inner_text(".matrix:nth-of-type(3) .about")
+    assert page.evaluate(grey) == [q >= 10 for q in range(n)]
+
+
+def _with_unsearched(document: Any, key: str, done: int) -> Any:
+    """A copy of the document in which one head's alternative rows beyond `done` were not reached."""
+    import json
+    import struct
+    import zlib
+
+    from whence.reporting.document import Document
+
+    plain = bytearray(zlib.decompress(document.blocks[key]))
+    (length,) = struct.unpack("<I", plain[:4])
+    header = json.loads(plain[4 : 4 + length])
+    place = 4 + length
+    for name, about in header["arrays"].items():
+        size = about["shape"][0] * about["shape"][1] * (2 if about["type"].endswith("16") else 1)
+        if name == "searched":
+            plain[place + done : place + size] = bytes(size - done)
+        place += size
+    header["searched"] = done
+    said = json.dumps(header).encode()
+    block = zlib.compress(struct.pack("<I", len(said)) + said + bytes(plain[4 + length :]))
+    return Document(document.manifest, {**document.blocks, key: block})
+
+
+def test_one_weight_has_one_interval(watched: Any, saved: Any) -> None:
+    """Beside each other, the card of the row and that of its counter-example say the same of every weight in both."""
+    report, address = saved
+    stack = report.document.manifest["stacks"][0]
+    page = watched().open(address)
+    for witness in stack["witnesses"]:
+        go(page, f"#view=head&layer={witness['layer']}&head={witness['head']}&query={witness['query']}")
+        shown = [
+            dict(
+                page.eval_on_selector_all(
+                    f"{card} table.bars tbody tr",
+                    "trs => trs.map(tr => [tr.dataset.key, tr.querySelector('.interval').textContent"
+                    " + tr.querySelector('.mark').textContent])",
+                )
+            )
+            for card in (".card:nth-of-type(2)", ".card:nth-of-type(3)")
+        ]
+        both = shown[0].keys() & shown[1].keys()
+        assert len(both) >= 5
+        assert {k: shown[0][k] for k in both} == {k: shown[1][k] for k in both}
+
+
+def test_maps_name_their_tokens_and_the_one_pointed_at(watched: Any, saved: Any, traced: Any) -> None:
+    page = watched().open(saved[1] + "#view=head")
+    page.wait_for_selector("table.bars tbody tr")
+    for side in ("rows", "columns"):
+        names = page.locator(f".matrix:first-of-type .side.{side} span").all_inner_texts()
+        assert len(names) >= len(traced.tokens) // 3
+        assert set(names) <= set(traced.tokens)
+    page.locator("[data-map=raw]").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowDown")
+    page.wait_for_timeout(100)
+    named = page.locator(".matrix:first-of-type .named.rows")
+    assert named.inner_text() in traced.tokens
+    assert named.is_visible()
+    page.get_by_label("effective", exact=True).check()
+    assert page.locator(".matrix:visible").count() == 1
+
+
+def test_the_first_look_goes_and_stays_away(watched: Any, saved: Any) -> None:
+    one = watched()
+    page = one.open(saved[1])
+    assert page.locator(".guide").is_visible()
+    assert one.serious() == []
+    page.get_by_role("button", name="Got it").click()
+    assert page.locator(".guide").count() == 0
+    page = one.open(saved[1])
+    assert page.locator(".guide").count() == 0
+    page.get_by_role("button", name="Show the first look again").click()
+    assert page.locator(".guide").is_visible()
+
+
+def test_keys_that_are_offered_lead_somewhere(watched: Any, saved: Any) -> None:
+    page = watched().open(saved[1])
+    views = page.locator(".tabs .tab").count()
+    assert views == 4  # no prediction: this model has no head
+    assert f"1–{views} choose a view" in page.inner_text("footer")
+    assert "step through the heads" not in page.inner_text("footer")
+    for key in range(1, views + 1):
+        page.keyboard.press(str(key))
+        assert page.locator(".tab[aria-current=page]").inner_text() == page.locator(".tab").nth(key - 1).inner_text()
+    page.keyboard.press("2")
+    assert "[ and ] step through the heads" in page.inner_text("footer")
+
+
+def test_neighbouring_charts_count_layers_alike(watched: Any, saved: Any, traced: Any) -> None:
+    page = watched().open(saved[1] + "#view=identity")
+    page.wait_for_selector(".chart")
+    axes = page.eval_on_selector_all(
+        ".chart-card",
+        "cards => cards.map(c => [...c.querySelectorAll('thead th:first-child, tbody th')].map(e => e.textContent))",
+    )
+    assert len(axes) == 3
+    assert all(axis == ["after layer", *(str(i) for i in range(len(traced.layers)))] for axis in axes)
+
+
+def test_what_can_be_scrolled_shows_it(watched: Any, saved: Any) -> None:
+    one = watched()
+    one.page.set_viewport_size({"width": 390, "height": 850})
+    page = one.open(saved[1] + "#view=identity")
+    page.wait_for_selector(".heat")
+    table = page.locator(".scroll:has(.heat)")
+    page.wait_for_timeout(100)
+    assert table.get_attribute("data-more") == "end"
+    table.evaluate("e => { e.scrollLeft = 60; }")
+    page.wait_for_timeout(100)
+    assert table.get_attribute("data-more") == "start end"
+    assert page.evaluate("getComputedStyle(document.querySelector('.scroll:has(.heat)')).maskImage").startswith(
+        "linear-gradient"
+    )

@@ -44,6 +44,23 @@ def test_trace_manifest_and_blocks_are_those_of_python(client: Any, traced: str,
         assert client.get(f"/api/traces/{traced}/blocks/{key}").status_code == 404
 
 
+def test_the_verdict_is_that_of_python_and_its_threshold_can_be_set(client: Any, model: Any) -> None:
+    trace = whence.trace(model, TEXT)
+    names = []
+    for epsilon in (0.05, 0.6):
+        asked = {"model": "tiny", "text": TEXT, "epsilon": epsilon}
+        job = finished(client, client.post("/api/traces", json=asked).json())
+        manifest = client.get(f"/api/traces/{job['result']['trace']}").json()
+        verdict = whence.verdict(trace, epsilon=epsilon)
+        assert manifest["epsilon"] == epsilon
+        assert manifest["stacks"][0]["verdict"]["names"] == verdict.names()
+        assert manifest["stacks"][0]["findings"][: len(verdict.sentences())] == verdict.sentences()
+        names.append(verdict.names())
+    assert names[0] != names[1]
+    for wrong in (0, 1, -0.1, "0.05"):
+        assert client.post("/api/traces", json={"model": "tiny", "text": TEXT, "epsilon": wrong}).status_code == 422
+
+
 def test_every_measure_as_a_job(client: Any, traced: str, model: Any) -> None:
     trace = whence.trace(model, TEXT)
     row = {"layer": 0, "head": 1, "query": 3}

@@ -45,8 +45,8 @@ class TokenCertificate(Certificate):
         low, high = float(self.lower[k]), float(self.upper[k])
         digits = 3 if 0.005 <= high - low < 0.02 else 2  # two ends that read the same would say nothing
         begin = (
-            f"Layer {self.layer} head {self.head} puts {weight:.{digits}f} on {_name(self.key_tokens, key)} "
-            f"from {_name(self.tokens, self.query)}"
+            f"Layer {self.layer} head {self.head} puts {weight:.{digits}f} on {self.key_tokens.name(key)} "
+            f"from {self.tokens.name(self.query)}"
         )
         if self.dimension == 0 and self.tolerance == 0:
             return f"{begin}; no other value would give the same output."
@@ -81,10 +81,6 @@ class TokenCertificate(Certificate):
         plain["checked"] = self.check()
         plain["exact"] = None if self.exact is None else self.exact.to_dict()
         return plain
-
-
-def _name(tokens: Tokens, place: int) -> str:
-    return tokens[place] if tokens.special[place] else f"‘{tokens[place]}’"
 
 
 def certify(

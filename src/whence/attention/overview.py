@@ -159,7 +159,7 @@ def overview(
         for layer, head in heads[:count]:
             i, h = found.layers.index(layer), found.heads.index(head)
             query = _telling_row(stack, i, h, verdicts.extra["row_verdicts"][i, h], kinds)
-            rows.append(certify(trace, layer, head, query, top=3, orders=False, attention=attention))
+            rows.append(certify(trace, layer, head, query, attention=attention))
         return tuple(rows)
 
     return Overview(

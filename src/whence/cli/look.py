@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from whence.errors import InputError
 if TYPE_CHECKING:
     from whence.attention.overview import Overview
     from whence.reading.trace import Trace
+    from whence.reporting.analysis import Analysis
 
 EXACT = 4.0  # seconds for the exact intervals of the report: what is not solved by then says so, and nobody waits long
 Text = Annotated[str, typer.Argument(metavar="TEXT", help="The text; - reads it from standard input.")]
@@ -65,47 +67,41 @@ def command(
         loaded = load(model, task)
         found = trace(loaded, text, pair, target, truncate=truncate)
     with working("Looking for what is certain", quiet):
-        from whence.attention.overview import overview
+        from whence.reporting.analysis import Analysis
 
-        seen = overview(
-            found,
-            worst=3 if heads != "best" else 0,
-            best=3 if heads != "worst" else 0,
-            epsilon=epsilon,
-            attention=attention,
-        )
-        example = counter_example(found, seen, attention)
-        made_of = provenance(found, attention)
+        analysis = Analysis(found, epsilon=epsilon)
+        seen = analysis.overview(attention)
+        seen = replace(seen, worst=() if heads == "best" else seen.worst, best=() if heads == "worst" else seen.best)
+        example = counter_example(analysis, seen, attention)
+        made_of = provenance(analysis, attention)
     if as_json:
-        path = None if where is None else write_report(found, seen, where, heads, quiet)
+        path = None if where is None else write_report(analysis, where, quiet)
         data = {**seen.to_dict(), "counter_example": example, "provenance_of_states": made_of}
         print_json({**data, "report": None if path is None else str(path)})
     else:
         show(found, seen, example, made_of)
-        path = None if where is None else write_report(found, seen, where, heads, quiet)
+        path = None if where is None else write_report(analysis, where, quiet)
         if path is not None:
             results.print(f"\nReport: {path}", soft_wrap=True, highlight=False)
     if open_ and path is not None and not open_in_browser(path.resolve().as_uri()):
         messages.print("There is no display here to open it on.")
 
 
-def write_report(trace: Trace, seen: Overview, path: str, heads: str, quiet: bool) -> Path:
+def write_report(analysis: Analysis, path: str, quiet: bool) -> Path:
     """The page of this text as one file; what was computed for the terminal is not computed again."""
     from whence.reporting.report import report
 
-    whole = {seen.stack: seen} if heads == "both" else {}
-    made = report(trace, budget=EXACT, overviews=whole, progress=messages.is_terminal and not quiet)
+    made = report(analysis.trace, budget=EXACT, analysis=analysis, progress=messages.is_terminal and not quiet)
     return made.save(path)
 
 
-def provenance(trace: Trace, attention: str | None) -> dict[str, Any]:
+def provenance(analysis: Analysis, attention: str | None) -> dict[str, Any]:
     """What the states are made of, by ALTI: own-token share by layer, and the last layer's largest sources."""
     from whence.errors import WhenceError
-    from whence.mixing.contributions import contributions
     from whence.mixing.summaries import own_share, sources
 
     try:
-        whole = contributions(trace, "alti", attention=None if attention == "cross" else attention).rollout()
+        whole = analysis.mixture("alti", None if attention == "cross" else attention).rollout()
     except WhenceError as problem:  # a wiring that was not proved: said, not shown
         return {"reason": str(problem)}
     shares = own_share(whole)
@@ -123,13 +119,11 @@ def _rows(frame: Any) -> list[Any]:
     return [SimpleNamespace(**row) for row in frame.to_dict("records")]
 
 
-def counter_example(trace: Trace, seen: Overview, attention: str | None) -> dict[str, Any] | None:
+def counter_example(analysis: Analysis, seen: Overview, attention: str | None) -> dict[str, Any] | None:
     """The witness of the least certain row, verified in the model."""
-    from whence.attention.witness import witness
-
     for row in seen.worst:
         if row.dimension > 0:
-            found = witness(trace, row.layer, row.head, row.query, attention=attention)
+            found = analysis.witness(row.layer, row.head, row.query, attention)
             checked = found.verify()
             return {**found.to_dict(), "verification": checked.to_dict(), "sentence": checked.sentence()}
     return None

@@ -79,32 +79,43 @@ class Statement:
             ]
         first = self.layers[0]
         worst = min(f.value_to_output_rank for f in self.layers)
+        residual = max(f.tied_residual or 0.0 for f in self.layers)
+        arranged = "side by side" if self.arrangement == "concat" else "added up"
+        keys = {"free": "free keys", "tied": "keys tied to values", "shared": "keys that are the values"}[self.keys]
+        simplex = (
+            "Given a head's own output, and whatever produced the weights, each row is unique up to "
+            f"{self.simplex_from_head} tokens (n ≤ rank + 1, generic inputs) and not beyond."
+        )
         out = [
             (
-                f"{len(self.layers)} layer{'s' * (len(self.layers) > 1)} of {self.heads} heads ({self.arrangement}), "
-                f"key size {first.key_size}, value size {first.value_size}; measured value-to-output rank per head "
-                f"{worst}."
-            ),
-            (
-                "Given a head's own output, and whatever produced the weights, each row is unique up to "
-                f"{self.simplex_from_head} tokens (n ≤ rank + 1, generic inputs) and not beyond."
-            ),
+                f"{len(self.layers)} layer{'s' * (len(self.layers) > 1)} of {self.heads} heads {arranged}, {keys}, key size "
+                f"{first.key_size}, value size {first.value_size}; measured value-to-output rank per head {worst}."
+            )
         ]
         if self.keys == "free":
-            out.append(f"Among rows that softmax can produce from its keys: {self.local}")
+            out += [simplex, f"Among rows that softmax can produce from its keys: {self.local}"]
         elif self.from_head == EVERY:
-            residual = max(f.tied_residual or 0.0 for f in self.layers)
-            out.append(
-                "Among rows that softmax can produce from its keys each row is unique at every length: keys are a "
-                f"linear map of values (K = V{'·M' if self.keys == 'tied' else ''}, measured residual outside span[T, "
-                f"1] {residual:.0e}), so two rows with the same output have the same logarithm up to a constant "
-                "(Theorem 1)."
-            )
+            # One claim, and then what it does not cover: two lengths side by side read as a contradiction.
+            out += [
+                (
+                    "Given a head's own output, each row is unique at every length among the rows that softmax can produce "
+                    f"from its keys: keys are a linear map of values (K = V{'·M' if self.keys == 'tied' else ''}, measured "
+                    f"residual outside span[T, 1] {residual:.0e}), so two rows with the same output have the same logarithm "
+                    "up to a constant (Theorem 1)."
+                ),
+                (
+                    "Weights that no query of this head can produce are not covered: in a text of more than "
+                    f"{self.simplex_from_head} tokens (rank + 1) some of those share the output."
+                ),
+            ]
         else:
-            out.append(
-                "Keys are tied to values, but the output projection of some head loses part of what the keys read, so "
-                f"Theorem 1 does not apply to it: only the {self.from_head} tokens above are claimed."
-            )
+            out += [
+                simplex,
+                (
+                    "Keys are tied to values, but the output projection of some head loses part of what the keys read, so "
+                    f"Theorem 1 does not apply to it: only the {self.from_head} tokens above are claimed."
+                ),
+            ]
         worst_condition = max(f.output_condition for f in self.layers)
         if self.from_block == EVERY:
             out.append(

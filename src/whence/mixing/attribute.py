@@ -10,7 +10,7 @@ from torch import Tensor
 
 from whence import method_table
 from whence.errors import InputError
-from whence.mixing.contributions import contributions
+from whence.mixing.contributions import Contributions, contributions
 from whence.mixing.prediction import Prediction, prediction_of
 from whence.mixing.token_scores import TokenScores
 from whence.model.load import as_model
@@ -116,8 +116,13 @@ def explain(prediction: Prediction, entry: Method, options: Mapping[str, Any]) -
         place = -1 if prediction.position is None else prediction.position
         logit = entry(trace, target=prediction.target, foil=prediction.foil, position=place, **options)
         return _result(prediction, entry, TokenScores(logit.by_input(), logit.tokens), settings)
-    mixed = contributions(trace, entry.name, **options).rollout()
-    rows = prediction.rows
+    return read_out(prediction, entry, contributions(trace, entry.name, **options))
+
+
+def read_out(prediction: Prediction, entry: Method, found: Contributions) -> Attribution:
+    """What a mixing method says of the rows that the prediction is made from."""
+    mixed, rows = found.rollout(), prediction.rows
+    settings: dict[str, Any] = {**prediction.settings, "signed": entry.signed}
     read = rows.nonzero()[:, 0].tolist()
     settings |= {"row": read[0] if len(read) == 1 else "mean" if bool((rows == rows[0]).all()) else "weighted"}
     values = rows.to(mixed.values) @ mixed.values[-1]

@@ -1,7 +1,7 @@
 // One attention row as bars with whiskers: each weight, and between which two numbers it must lie.
 // The elements are made once and moved from row to row: pointing at a map changes them at every step.
 
-import { h, number, svg, visible } from "./dom.js";
+import { h, number, scroller, svg, visible } from "./dom.js";
 import { tokenName } from "./tokens.js";
 
 export const CERTAIN = 0.005;
@@ -43,12 +43,12 @@ function line(keys) {
   return { el, set, show };
 }
 
-// set({rows, caption}); rows: [{key, weight, lower, upper, exact, effective, other}]; other: the weight in the alternative.
+// set(rows, caption); rows: [{key, weight, lower, upper, exact, effective, other}]; other: the weight in the alternative.
 export function weightBars({ keys }) {
   const lines = [];
   const caption = h("caption", {}), range = h("small", {}), body = h("tbody", {});
   let rows = [], x = null;
-  const element = h("div", { class: "scroll bars-holder", tabindex: "0", role: "region", "aria-label": "weights of the row" },
+  const element = scroller("weights of the row",
     h("table", { class: "bars" }, caption,
       h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "bar-token" }, "to"), h("th", { scope: "col", class: "bar-cell" }, h("span", { class: "hidden" }, "as a bar, "), range), h("th", { scope: "col", class: "num weight" }, "weight"), h("th", { scope: "col", class: "num interval" }, "could be"), h("td", { class: "mark" }))),
       body));

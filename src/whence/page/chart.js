@@ -1,6 +1,6 @@
 // Line charts as SVG, with a table of the same numbers for those who do not see them.
 
-import { h, number, svg } from "./dom.js";
+import { h, number, scroller, svg } from "./dom.js";
 import { DASHES, LINES } from "./colour.js";
 
 const LEFT = 46, RIGHT = 14, TOP = 12, BOTTOM = 40;
@@ -52,7 +52,7 @@ export function lineChart({ title, x, xLabel, yLabel, series, min = 0, max, digi
 }
 
 export function dataTable(columns, rows, digits = 3) {
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "table" }, h("table", { class: "data" },
+  return scroller("table", h("table", { class: "data" },
     h("thead", {}, h("tr", {}, columns.map((c) => h("th", { scope: "col" }, c)))),
     h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, i) =>
       h(i === 0 ? "th" : "td", i === 0 ? { scope: "row" } : {}, typeof cell === "number" && i > 0 ? number(cell, digits) : cell ?? "–")))))));

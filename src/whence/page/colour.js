@@ -6,8 +6,8 @@ const STOPS = {
     negative: ["#ffffff", "#fbe0c2", "#f5b271", "#e0771c", "#a8490a", "#632605"],
   },
   dark: {
-    positive: ["#17191e", "#1b3350", "#235a92", "#3f8bd0", "#86c0f2", "#dff0ff"],
-    negative: ["#17191e", "#45250d", "#7f420c", "#c36a17", "#f2a65c", "#ffe6cb"],
+    positive: ["#17191e", "#24507f", "#3579bd", "#5ea2e2", "#9ccbf6", "#eef7ff"],
+    negative: ["#17191e", "#6a3a10", "#a45a14", "#d9822b", "#f5b877", "#fff0de"],
   },
 };
 
@@ -40,10 +40,10 @@ function table(name) {
 }
 
 // share in [−1, 1]; `curve`: "root" shows small values, "linear" does not.
-export function colour(share, curve = "linear") {
+export function colour(share, curve = "linear", name = theme()) {
   const bent = curve === "root" ? Math.sign(share) * Math.sqrt(Math.abs(share)) : share;
   const clipped = Math.max(-1, Math.min(1, Number.isFinite(bent) ? bent : 0));
-  return table(theme())[Math.round(clipped * STEPS) + STEPS];
+  return table(name)[Math.round(clipped * STEPS) + STEPS];
 }
 
 export function css([r, g, b]) {

@@ -38,6 +38,15 @@ export class Quantised {
     return out;
   }
 
+  // All but `share` of the cells are at most this large.
+  quantile(share) {
+    const counts = new Uint32Array(this.levels + 1);
+    for (const q of this.q) counts[Math.abs(q)]++;
+    let left = share * this.q.length, level = this.levels;
+    while (level > 1 && (left -= counts[level]) > 0) level--;
+    return Math.abs(this.value(level));
+  }
+
   get largest() {
     if (this._largest === undefined) {
       let most = 0;

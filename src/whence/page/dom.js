@@ -35,6 +35,24 @@ export function replace(element, ...children) {
   return element;
 }
 
+// What can be scrolled shows it: the side that goes on fades (see style.css).
+export function scrollable(element) {
+  const update = () => {
+    const { scrollLeft: x, scrollTop: y, clientWidth: w, clientHeight: t, scrollWidth: wide, scrollHeight: tall } = element;
+    const more = [Math.abs(x) > 2 && "start", Math.abs(x) + w < wide - 2 && "end", y > 2 && "above", y + t < tall - 2 && "below"].filter(Boolean).join(" ");
+    if (more !== (element.dataset.more ?? "")) element.dataset.more = more;
+  };
+  element.addEventListener("scroll", update, { passive: true });
+  const watch = new ResizeObserver(update);
+  watch.observe(element);
+  if (element.firstElementChild) watch.observe(element.firstElementChild);
+  return element;
+}
+
+export function scroller(label, ...children) {
+  return scrollable(h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, children));
+}
+
 export function choice(label, options, value, onchange, extra) {
   const select = h("select", { onchange: () => onchange(select.value) },
     options.map(([key, title]) => h("option", { value: key, selected: String(key) === String(value) }, title)));

@@ -67,6 +67,10 @@ function copied(element) {
 }
 
 function drawn(element) {
+  if (element.figure) {
+    const figure = element.figure();
+    return { text: new XMLSerializer().serializeToString(figure), width: Number(figure.getAttribute("width")), height: Number(figure.getAttribute("height")) };
+  }
   const charts = element.querySelectorAll("svg[data-native]");
   if (charts.length === 1 && element.classList.contains("chart-card")) return native(charts[0]);
   const box = element.getBoundingClientRect();
@@ -117,8 +121,10 @@ export function exporter(element, name, csv) {
     csv ? button("CSV", () => saveCSV(csv(), name)) : null);
 }
 
-export function card(title, name, body, { csv, chart = false, extra, level = 2 } = {}) {
+// `figure`: a function that draws the card for a paper; without it the card is saved as it looks.
+export function card(title, name, body, { csv, chart = false, extra, figure, level = 2 } = {}) {
   const element = h("section", { class: `card${chart ? " chart-card" : ""}`, "aria-label": title });
+  element.figure = figure;
   element.append(h("header", {}, h(`h${level}`, {}, title), ...(extra ? [extra] : []), exporter(element, `whence-${name}`, csv)), h("div", { class: "card-body" }, body));
   return element;
 }

@@ -2,6 +2,7 @@
 
 import { h, number, replace, segmented, choice } from "./dom.js";
 import { card } from "./export.js";
+import { mapFigure } from "./figure.js";
 import { Matrix, cellText, legend } from "./matrix.js";
 import { Row } from "./row.js";
 import { asNumber, go, note, state } from "./state.js";
@@ -41,17 +42,18 @@ export class HeadView {
     this.legendHolder = h("div", {});
     const hover = (place) => this.hover(place);
     const pick = (place) => go({ query: place.q });
+    const common = { tokens: stack.tokens, keys: this.keys, onhover: hover, onpick: pick };
     this.maps = {
-      raw: new Matrix({ title: "Raw", about: "as the model computed it", onhover: hover, onpick: pick }),
-      effective: new Matrix({ title: "Effective", about: "the part that the head output depends on", onhover: hover, onpick: pick }),
-      alternative: new Matrix({ title: "Alternative", about: "another map with the same output", onhover: hover, onpick: pick }),
+      raw: new Matrix({ title: "Raw", about: "as the model computed it", ...common }),
+      effective: new Matrix({ title: "Effective", about: "the part that the head output depends on", ...common }),
+      alternative: new Matrix({ title: "Alternative", about: "another map with the same output", ...common }),
     };
     this.text = tokenText({ tokens: stack.tokens, label: "Choose the row: the token that attends", onpick: (i) => go({ query: i }), onhover: (i) => this.hover(i < 0 ? null : { q: i, k: -1 }) });
     this.row = new Row(stack, { live: Boolean(source.live), onpick: (i) => go({ query: i }) });
     this.slideHolder = h("div", {});
     this.maps.raw.frame.dataset.map = "raw";
     const pictures = card("Attention maps", "attention-maps", h("div", {}, this.bar,
-      h("div", { class: "maps" }, Object.values(this.maps).map((m) => m.el)), this.legendHolder, this.readout));
+      this.mapsHolder = h("div", { class: "maps" }, Object.values(this.maps).map((m) => m.el)), this.legendHolder, this.readout), { figure: () => this.figure() });
     this.rowCard = card("One row", "row", h("div", {}, h("p", { class: "hint" }, "Pick the token that attends; rows of the maps can be clicked too."), this.text, this.row.el), { csv: () => this.row.csv() });
     this.slideCard = card("Move it, and watch the output", "alternative-row", this.slideHolder, { csv: () => this.slide?.csv() ?? [["this row has no alternative here"]] });
     this.el = h("div", { class: "view head" }, pictures, this.rowCard, this.slideCard);
@@ -73,6 +75,7 @@ export class HeadView {
       h("span", { class: "stepper no-export" },
         h("button", { type: "button", class: "quiet", "aria-label": "Previous head", title: "Previous head ( [ )", onclick: () => step(-1) }, "‹"),
         h("button", { type: "button", class: "quiet", "aria-label": "Next head", title: "Next head ( ] )", onclick: () => step(1) }, "›")),
+      segmented("Which maps", [["", "all maps"], ...Object.entries(this.maps).map(([name, m]) => [name, m.title.textContent.toLowerCase()])], state.map in this.maps ? state.map : "", (v) => go({ map: v })),
       segmented("Colour scale", [["root", "shades: square root"], ["linear", "linear"]], state.curve === "linear" ? "linear" : "root", (v) => go({ curve: v })),
       h("span", { class: "facts" }, this.facts()));
   }
@@ -90,8 +93,11 @@ export class HeadView {
     const { layer, head, query } = this.place;
     note({ layer, head, query });
     const moved = !before || before.layer !== layer || before.head !== head || this.curve !== state.curve || this.painted !== document.documentElement.dataset.theme;
-    if (!before || before.layer !== layer || before.head !== head || this.curve !== state.curve) this.controls();
-    this.curve = state.curve;
+    if (!before || before.layer !== layer || before.head !== head || this.curve !== state.curve || this.alone !== state.map) this.controls();
+    [this.curve, this.alone] = [state.curve, state.map];
+    const alone = state.map in this.maps;
+    this.mapsHolder.classList.toggle("alone", alone);
+    for (const [name, map] of Object.entries(this.maps)) map.el.hidden = alone && name !== state.map;
     this.painted = document.documentElement.dataset.theme;
     if (moved) {
       const key = `head/${this.stack.name}/${layer}/${head}`;
@@ -110,21 +116,39 @@ export class HeadView {
     const { block } = this, { layer, head } = this.place;
     const arrays = block?.arrays ?? {};
     const shown = [arrays.raw, arrays.effective, arrays.alternative].filter(Boolean);
-    const max = Math.max(1e-6, ...shown.map((a) => a.largest));
+    // In a long text a few weights are hundreds of times the others: the scale ends where all but one in a thousand do.
+    const largest = Math.max(1e-6, ...shown.map((a) => a.largest));
+    const max = arrays.raw && arrays.raw.q.length > 128 ** 2 ? Math.min(largest, Math.max(1e-6, arrays.raw.quantile(0.001))) : largest;
     const negative = shown.some((a) => a.q instanceof Int8Array || a.q instanceof Int16Array);
     const unique = this.stack.grid.free[this.stack.layers.indexOf(layer)][this.stack.heads.indexOf(head)] === 0;
+    const searched = arrays.searched ? (q) => Boolean(arrays.searched.q[q]) : () => true;
+    const rows = this.stack.tokens.text.length;
+    this.scale = { max, negative, clipped: max < largest };
     const missing = problem ?? "Not in this report; save it with detail=\"standard\" or use whence serve.";
     for (const [name, map] of Object.entries(this.maps)) {
       map.set(arrays[name] ?? null, {
         shape: [this.stack.tokens.text.length, this.keys.text.length],
         max, curve: state.curve === "linear" ? "linear" : "root",
         label: `${map.title.textContent} attention of layer ${layer}, head ${head}: ${this.stack.tokens.text.length} rows (queries) by ${this.keys.text.length} columns (keys). Arrow keys move, Enter picks the row.`,
+        unsearched: name === "alternative" && arrays.searched && block.searched < rows ? (q) => !searched(q) : null,
         empty: !block ? missing : name === "alternative" ? (unique ? "There is none: every row is the only one with its output." : "Not computed for this head in this report.") : "",
       });
     }
-    this.maps.alternative.about.textContent = block?.moved === undefined ? "another map with the same output" : `the same output; ${number(block.moved, 2)} of a row moved on average`;
-    replace(this.legendHolder, shown.length ? legend(max, state.curve === "linear" ? "linear" : "root", negative) : "");
+    this.maps.alternative.about.textContent = block?.moved === undefined ? "another map with the same output"
+      : block.searched === undefined || block.searched >= rows ? `the same output; ${number(block.moved, 2)} of a row moved on average`
+        : `the time was up after ${block.searched} of ${rows} rows (${number(block.moved, 2)} of each moved on average); grey rows were not searched`;
+    replace(this.legendHolder, shown.length ? legend(max, state.curve === "linear" ? "linear" : "root", negative, max < largest) : "");
     this.hover(null);
+  }
+
+  figure() {
+    const { layer, head } = this.place;
+    const shown = Object.entries(this.maps).filter(([, m]) => m.array && !m.el.hidden);
+    return mapFigure({
+      maps: shown.map(([, m]) => ({ title: m.title.textContent, about: m.about.textContent, array: m.array, unsearched: m.unsearched })),
+      tokens: this.stack.tokens, keys: this.keys, ...this.scale, curve: state.curve === "linear" ? "linear" : "root",
+      caption: `${this.source.manifest.model}, layer ${layer}, head ${head}`,
+    });
   }
 
   // Whatever is pointed at between two frames, the last of it is drawn, once.
@@ -138,7 +162,7 @@ export class HeadView {
     for (const map of Object.values(this.maps)) map.cross(where);
     if (!this.block) { this.readout.textContent = ""; return; }
     this.readout.textContent = place && place.k >= 0
-      ? `${cellText(this.stack.tokens, this.keys, place)}: raw ${precise(this.block, "raw", place)}, effective ${precise(this.block, "effective", place)}${this.block.arrays.alternative ? `, alternative ${precise(this.block, "alternative", place)}` : ""}`
+      ? `${cellText(this.stack.tokens, this.keys, place)}: raw ${precise(this.block, "raw", place)}, effective ${precise(this.block, "effective", place)}${this.block.arrays.alternative ? `, alternative ${this.maps.alternative.unsearched?.(place.q) ? "not searched" : precise(this.block, "alternative", place)}` : ""}`
       : "Rows attend, columns are attended to. Point at a cell, or use the arrow keys.";
     const row = place ? place.q : this.place.query;
     if (this.shown !== row || this.shownBlock !== this.block) this.preview(row);
@@ -153,7 +177,12 @@ export class HeadView {
   }
 
   certificate(place) {
-    return this.live.get(`certify/${place.layer}/${place.head}/${place.query}`) ?? this.stack.exact?.find((c) => same(c, place));
+    return this.live.get(`certify/${place.layer}/${place.head}/${place.query}`) ?? [...this.stack.worst, ...this.stack.best].find((c) => same(c, place));
+  }
+
+  witness(place) {
+    const asked = this.live.get(`witness/${place.layer}/${place.head}/${place.query}`);
+    return asked === undefined ? this.stack.witnesses?.find((w) => same(w, place)) : asked;
   }
 
   drawRow() {
@@ -167,14 +196,14 @@ export class HeadView {
     const place = { ...this.place, query };
     const certificate = this.certificate(place);
     const ask = this.source.live && this.block && !certificate && query === this.place.query ? this.ask("certify", "Prove the exact intervals", { top: 16 }) : null;
-    this.row.set(this.block, place, certificate, ask);
+    this.row.set(this.block, place, { certificate, witness: this.witness(place), ask });
   }
 
   drawSlide(certificate) {
     const { stack, place } = this;
-    const witness = this.live.get(`witness/${place.layer}/${place.head}/${place.query}`) ?? stack.witnesses?.find((w) => same(w, place));
+    const witness = this.witness(place);
     const others = (stack.witnesses ?? []).filter((w) => !same(w, place));
-    const links = others.length ? h("p", { class: "hint no-export" }, "Rows with one: ", others.map((w, i) => [i ? ", " : "", h("button", { type: "button", class: "link", onclick: () => go({ layer: w.layer, head: w.head, query: w.query }, { push: true }) }, `layer ${w.layer} head ${w.head} ${tokenName(stack.tokens, w.query)}`)])) : null;
+    const links = others.length ? h("p", { class: "hint no-export" }, "Rows for which an alternative was put into the model: ", others.map((w, i) => [i ? ", " : "", h("button", { type: "button", class: "link", onclick: () => go({ layer: w.layer, head: w.head, query: w.query }, { push: true }) }, `layer ${w.layer} head ${w.head} ${tokenName(stack.tokens, w.query)}`)])) : null;
     this.slide = null;
     if (witness && witness.row) {
       this.slide = slider({ witness, tokens: stack.tokens, keys: this.keys });

@@ -10,12 +10,15 @@ import { ProvenanceView } from "./provenance.js";
 import { identityView } from "./identity.js";
 import { predictionView } from "./prediction.js";
 import { Live } from "./live.js";
+import { guide, guideButton, wanted } from "./guide.js";
 
 const VIEWS = [["overview", "Overview"], ["head", "Head"], ["provenance", "Provenance"], ["identity", "Identity"], ["prediction", "Prediction"]];
 const ABOUT = {
   overview: "Which heads may be read?", head: "What does this head look at, and must it?", provenance: "Where did this hidden state come from?",
   identity: "Is this token still itself?", prediction: "What did the output come from?",
 };
+
+const KEYS = { overview: "the grid of heads", head: "maps and text", provenance: "the text", identity: "tables", prediction: "tables" };
 
 const EXAMPLES = [
   "The old doctor told the nurse that she would not leave the ward before the storm was over, because the roads to the village had been closed since noon and nobody knew when they would open again.",
@@ -40,7 +43,9 @@ function view() {
   if (name === "provenance") { kept.provenance ??= new ProvenanceView(source); kept.provenance.update(); return [name, kept.provenance.el]; }
   if (name === "identity") return [name, identityView(source)];
   if (name === "prediction") return [name, predictionView(source)];
-  return [name, overviewView(source, stack)];
+  const overview = overviewView(source, stack);
+  if (wanted()) overview.prepend(guide({ again: draw, show: () => go({ view: "head", layer: "", head: "", query: "" }, { push: true }) }));
+  return [name, overview];
 }
 
 function available() {
@@ -51,6 +56,7 @@ const tabs = h("nav", { class: "tabs", "aria-label": "Views" });
 const heading = h("div", { class: "heading" });
 const main = h("main", { id: "main", tabindex: "-1" });
 const stacks = h("div", { class: "stack-choice" });
+const footer = h("footer", {});
 const message = h("div", { class: "message", role: "status", "aria-live": "polite" });
 
 function focusKey(element) {
@@ -72,6 +78,9 @@ function draw() {
         h("button", { type: "button", class: "quiet", onclick: () => savePNG(main, `whence-${name}`) }, "View as PNG"))));
   replace(stacks, manifest.stacks.length > 1 ? manifest.stacks.map((s) => h("button", { type: "button", class: "tab small", "aria-pressed": s === stackOf() ? "true" : "false", onclick: () => go({ stack: s.name, layer: "", head: "", query: "" }) }, s.name)) : "");
   if (main.firstChild !== element) replace(main, element);
+  const { versions } = manifest;
+  replace(footer, h("p", {}, `Keys: 1–${available().length} choose a view, ${name === "head" ? "[ and ] step through the heads, " : ""}arrows move within ${KEYS[name]}. `, name === "overview" ? [guideButton(draw), ". "] : "",
+    `Made with whence ${versions.whence}, torch ${versions.torch}, transformers ${versions.transformers}.`));
   if (focused) main.querySelector(focused)?.focus({ preventScroll: true });
   document.title = `${VIEWS.find(([k]) => k === name)[1]} · ${visible((manifest.text ?? "").slice(0, 50))} · ${manifest.model} · whence`;
 }
@@ -101,6 +110,7 @@ function textBox() {
   const pair = h("input", { type: "text", maxlength: live.limits.text, dir: "auto", value: state.pair }), target = h("input", { type: "text", maxlength: live.limits.text, dir: "auto", value: state.target });
   const more = h("details", { class: "ask-more", open: Boolean(state.pair || state.target) }, h("summary", {}, "Second text, decoder text"),
     h("label", { class: "field" }, h("span", {}, "Second text, for models that read two"), pair), h("label", { class: "field" }, h("span", {}, "What an encoder–decoder’s decoder reads"), target));
+  const epsilon = h("input", { type: "number", id: "epsilon", min: 0.001, max: 0.999, step: "any", value: state.epsilon || "0.05", title: "How far a weight may be uncertain and still be read" });
   const run = h("button", { type: "submit", class: "action" }, "Look");
   const stop = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => live.cancel() }, "Cancel");
   const bar = h("progress", { max: 1, value: 0, hidden: true, "aria-label": "Progress" });
@@ -109,9 +119,9 @@ function textBox() {
     run.disabled = true;
     stop.hidden = bar.hidden = false;
     replace(message, "Waiting …");
-    go({ text: area.value, model: model.value, pair: pair.value, target: target.value });
+    go({ text: area.value, model: model.value, pair: pair.value, target: target.value, epsilon: Number(epsilon.value) === 0.05 ? "" : epsilon.value });
     try {
-      source = await live.open({ model: model.value, text: area.value, text_pair: pair.value || null, target: target.value || null }, (job) => { bar.value = job.progress; replace(message, `${job.message} …`); });
+      source = await live.open({ model: model.value, text: area.value, text_pair: pair.value || null, target: target.value || null, epsilon: Number(epsilon.value) }, (job) => { bar.value = job.progress; replace(message, `${job.message} …`); });
       replace(message, "");
       draw();
     } catch (error) {
@@ -123,7 +133,7 @@ function textBox() {
   };
   const form = h("form", { class: "ask", onsubmit: (event) => { event.preventDefault(); look(); } },
     h("label", { class: "hidden", for: "text" }, "Text"), area,
-    h("div", { class: "ask-row" }, h("label", { for: "model" }, "Model"), model, run, stop, bar), more);
+    h("div", { class: "ask-row" }, h("label", { for: "model" }, "Model"), model, h("label", { for: "epsilon" }, "certain to ε ="), epsilon, run, stop, bar), more);
   area.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); look(); } });
   const examples = h("ul", { class: "examples" }, EXAMPLES.map((text) => h("li", {}, h("button", { type: "button", class: "link", onclick: () => { area.value = text; look(); } }, text))));
   return { form, look, examples };
@@ -140,7 +150,6 @@ async function open() {
   start();
   source = embedded();
   const box = h("div", {});
-  const footer = h("footer", {});
   replace(root,
     h("a", { class: "skip", href: "#main", onclick: (event) => { event.preventDefault(); main.focus(); } }, "Skip to the content"),
     h("header", { class: "top" }, h("div", { class: "bar" }, h("span", { class: "brand" }, "whence"), tabs, themeButton())), box,
@@ -155,8 +164,6 @@ async function open() {
     replace(main, examples);
     if (state.text) await look();
   }
-  replace(footer, h("p", {}, "Keys: 1–5 choose a view, [ and ] step through the heads, arrows move within grids, maps and texts. ",
-    source ? `Made with whence ${source.manifest.versions.whence}, torch ${source.manifest.versions.torch}, transformers ${source.manifest.versions.transformers}.` : ""));
   draw();
   root.dataset.ready = "true";
 }

@@ -1,26 +1,28 @@
 // An attention map on a canvas: thousands of cells without an element for each, one crosshair over all of them.
 
-import { h, number } from "./dom.js";
-import { colour, css } from "./colour.js";
-import { tokenName } from "./tokens.js";
+import { h, number, replace } from "./dom.js";
+import { colour, css, theme } from "./colour.js";
+import { tokenLabel, tokenName } from "./tokens.js";
 
 const INSET = 1;
+const LABEL = 11; // pixels from one token to the next along a side
 
 // Where a quantised cell lies on the colour scale, for every integer it can be.
-function lookup(array, max, curve) {
+export function lookup(array, max, curve, scale) {
   const words = array.q.BYTES_PER_ELEMENT === 1 ? 256 : 65536;
   const signed = array.q instanceof Int8Array || array.q instanceof Int16Array;
   const table = new Uint32Array(words);
   for (let i = 0; i < words; i++) {
     const q = signed && i >= words / 2 ? i - words : i;
-    const [r, g, b] = colour(array.value(q) / max, curve);
+    const [r, g, b] = colour(array.value(q) / max, curve, scale);
     table[i] = (255 << 24) | (b << 16) | (g << 8) | r;
   }
   return { table, mask: words - 1 };
 }
 
 export class Matrix {
-  constructor({ title, about, onhover, onpick }) {
+  constructor({ title, about, tokens, keys, onhover, onpick }) {
+    [this.tokens, this.keys] = [tokens, keys];
     this.onhover = onhover;
     this.onpick = onpick;
     this.base = h("canvas", { class: "base", "aria-hidden": "true" });
@@ -30,7 +32,9 @@ export class Matrix {
       this.base, Object.values(this.marks), this.note);
     this.title = h("h3", {}, title);
     this.about = h("p", { class: "about" }, about);
-    this.el = h("figure", { class: "matrix" }, this.title, this.about, this.frame);
+    this.sides = { rows: h("div", { class: "side rows", "aria-hidden": "true" }), columns: h("div", { class: "side columns", "aria-hidden": "true" }) };
+    this.named = { rows: h("b", { class: "named rows", "aria-hidden": "true" }), columns: h("b", { class: "named columns", "aria-hidden": "true" }) };
+    this.el = h("figure", { class: "matrix" }, this.title, this.about, h("div", { class: "matrix-plot" }, this.sides.rows, this.frame, this.sides.columns));
     this.place = { q: 0, k: 0 };
     this.frame.addEventListener("pointermove", (event) => this.pointed(event, this.onhover));
     this.frame.addEventListener("pointerleave", () => this.onhover(null));
@@ -65,8 +69,10 @@ export class Matrix {
     event.stopPropagation();
   }
 
-  set(array, { max, curve, label, empty, shape }) {
+  // `unsearched`: says of a row whether the time was up before it was reached; it is greyed.
+  set(array, { max, curve, label, empty, shape, unsearched }) {
     this.array = array;
+    this.unsearched = unsearched;
     this.max = max;
     this.curve = curve;
     this.note.textContent = array ? "" : empty ?? "";
@@ -85,6 +91,7 @@ export class Matrix {
     this.size = [box.width - 2, box.height - 2];
     const context = this.base.getContext("2d");
     context.clearRect(0, 0, width, height);
+    this.el.classList.toggle("bare", !this.array);
     if (!this.array) { this.cross(null); return; }
     const [rows, columns] = this.array.shape;
     const { table, mask } = lookup(this.array, this.max, this.curve);
@@ -112,7 +119,26 @@ export class Matrix {
     sheet.getContext("2d").putImageData(image, 0, 0);
     context.imageSmoothingEnabled = false;
     context.drawImage(sheet, 0, 0, width, height);
+    if (this.unsearched) {
+      context.fillStyle = theme() === "dark" ? "#3a3e45" : "#c9c9c9";
+      for (let q = 0; q < rows; q++) if (this.unsearched(q)) context.fillRect(0, Math.floor((q * height) / rows), width, Math.ceil(height / rows));
+    }
+    this.label();
     this.cross(this.crossed);
+  }
+
+  // As many tokens along each side as can be read; the one that is pointed at is named in full.
+  label() {
+    const [rows, columns] = this.array.shape;
+    const key = [rows, columns, ...this.size].join();
+    if (this.labelled === key) return;
+    this.labelled = key;
+    for (const [side, tokens, count, length] of [["rows", this.tokens, rows, this.size[1]], ["columns", this.keys, columns, this.size[0]]]) {
+      const cell = length / count, every = Math.max(1, Math.ceil(LABEL / cell));
+      const names = [];
+      for (let i = 0; i < count; i += every) names.push(h("span", { style: { [side === "rows" ? "top" : "left"]: `${((i + 0.5) * cell + INSET).toFixed(1)}px` } }, tokenLabel(tokens, i)));
+      replace(this.sides[side], names, this.named[side]);
+    }
   }
 
   // {q, k, chosen}: the hovered cell and the chosen row. Four elements that are moved, so that nothing is drawn again.
@@ -134,12 +160,20 @@ export class Matrix {
     put(row, q >= 0 && (k >= 0 || q !== where.chosen), 0, y - 0.5, width, 1);
     put(column, q >= 0 && k >= 0, x - 0.5, 0, 1, height);
     put(cell, q >= 0 && k >= 0, x - side / 2, y - high / 2, side, high);
+    const name = (element, on, tokens, i, at, axis) => {
+      element.style.visibility = on ? "visible" : "hidden";
+      if (!on) return;
+      element.textContent = tokenLabel(tokens, i);
+      element.style[axis] = `${at.toFixed(1)}px`;
+    };
+    name(this.named.rows, q >= 0 && there, this.tokens, q, y, "top");
+    name(this.named.columns, k >= 0 && there, this.keys, k, x, "left");
     if (q >= 0 && k >= 0) this.place = { q, k };
   }
 }
 
 // The one scale of all maps, with its ticks where the values are.
-export function legend(max, curve, negative) {
+export function legend(max, curve, negative, clipped) {
   const from = negative ? -max : 0;
   const count = 160;
   const bar = h("div", { class: "legend-bar", "aria-hidden": "true" });
@@ -149,7 +183,7 @@ export function legend(max, curve, negative) {
   }
   const marks = negative ? [-max, 0, max] : [0, max / 2, max];
   return h("div", { class: "legend" }, h("span", { class: "legend-name" }, "weight"), h("div", { class: "legend-body" }, bar,
-    h("div", { class: "legend-marks" }, marks.map((m) => h("span", {}, number(m, 2))))));
+    h("div", { class: "legend-marks" }, marks.map((m) => h("span", {}, (clipped && m === max ? "≥ " : clipped && m === -max ? "≤ " : "") + number(m, clipped ? 3 : 2))))));
 }
 
 export function cellText(tokens, keys, { q, k }) {

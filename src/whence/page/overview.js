@@ -1,6 +1,6 @@
 // The first look: what is true of the text, which heads may be read, and a row that could have been another.
 
-import { h, number, replace, segmented, small } from "./dom.js";
+import { h, number, replace, scroller, segmented, small } from "./dom.js";
 import { card } from "./export.js";
 import { headGrid } from "./grid.js";
 import { go, state } from "./state.js";
@@ -59,10 +59,18 @@ function intervalTable(certificates, keys) {
   return [["layer", "head", "query", "key", "token", "weight", "lower", "upper"], ...certificates.flatMap((c) => c.keys.map((key, i) => [c.layer, c.head, c.query, key, keys.text[key], c.weights[i], c.lower[i], c.upper[i]]))];
 }
 
+// One line that says what the colours of the grid mean.
+function gridLegend({ verdict, bad }, epsilon) {
+  const bar = h("i", { style: { background: `linear-gradient(to right, ${[0, 0.25, 0.5, 0.75, 0.92].map((v) => css(colour(-v))).join(",")})` }, "aria-hidden": "true" });
+  if (!verdict) return h("p", { class: "bad-scale" }, bad === "low" ? "high" : "low", bar, bad === "low" ? "low" : "high", h("span", {}, "· a fact about the head; whether it may be read is under “Certain rows”"));
+  return h("p", { class: "bad-scale" }, "all rows certain", bar, "none",
+    h("span", {}, `· from .95 on: read it · below .5: do not · –: no weight above ε · ε = ${epsilon}`));
+}
+
 export function overviewView(source, stack) {
   const about = source.manifest.quantities;
   const quantity = about[state.quantity] ? state.quantity : "certain";
-  const info = h("p", { class: "grid-info", "aria-live": "polite" }, about[quantity].about);
+  const info = h("p", { class: "grid-info", "aria-live": "polite" }, about[quantity].about, about[quantity].verdict ? (source.live ? " ε can be set beside the text." : [" ε is set with ", h("code", {}, "epsilon="), " of whence.report, ", h("code", {}, "--epsilon"), " of whence look."]) : "");
   const body = h("div", {});
   const pick = (layer, head) => go({ view: "head", stack: stack.name, layer, head, query: "" }, { push: true });
   const hover = (layer, head) => {
@@ -70,11 +78,11 @@ export function overviewView(source, stack) {
     const value = stack.grid[quantity][i][j];
     info.textContent = `Layer ${layer}, head ${head}: ${about[quantity].title.toLowerCase()} ${quantity === "free" ? value : number(value)}. ${stack.verdict.sentences[i][j]} Open it with a click or Enter.`;
   };
-  const scale = h("div", { class: "bad-scale" }, h("span", {}, about[quantity].verdict ? "read it" : about[quantity].bad === "low" ? "1" : "low"), h("i", { style: { background: `linear-gradient(to right, ${[0, 0.25, 0.5, 0.75, 0.92].map((v) => css(colour(-v))).join(",")})` } }), h("span", {}, about[quantity].verdict ? "do not" : about[quantity].bad === "low" ? "low" : "high"));
+  const scale = gridLegend(about[quantity], stack.verdict.epsilon);
   replace(body,
     segmented("Colour the heads by", Object.entries(about).map(([k, v]) => [k, v.title]), quantity, (k) => go({ quantity: k })),
-    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "grid of heads" }, headGrid({ stack, quantity, about: about[quantity], onpick: pick, onhover: hover, chosen: null })),
-    h("div", { class: "grid-foot" }, info, scale));
+    scroller("grid of heads", headGrid({ stack, quantity, about: about[quantity], onpick: pick, onhover: hover, chosen: null })),
+    scale, info);
   const grid = card("Every head", "heads", body, {
     csv: () => [["layer", "head", ...Object.keys(about)], ...stack.layers.flatMap((layer, i) => stack.heads.map((head, j) => [layer, head, ...Object.keys(about).map((k) => stack.grid[k][i][j])]))],
   });

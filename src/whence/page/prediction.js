@@ -52,7 +52,7 @@ export function predictionView(source) {
     const { tokens } = a;
     const text = tokenText({ tokens, compact: true });
     text.shade(a.values, { curve: "root" });
-    const top = a.values.map((v, i) => [v, i]).filter(([, i]) => !tokens.special[i]).sort((x, y) => Math.abs(y[0]) - Math.abs(x[0])).slice(0, 3);
+    const top = a.values.map((v, i) => [v, i]).sort((x, y) => Math.abs(y[0]) - Math.abs(x[0])).slice(0, 3);
     return h("div", { class: "attribution" }, h("h3", {}, a.title, h("small", {}, a.paper ? ` ${a.paper}` : "")), text,
       h("p", { class: "hint" }, "Most: ", top.map(([v, i]) => `${tokenName(tokens, i)} ${number(v)}`).join(", "), a.signed ? ". Blue speaks for it, orange against." : "."));
   });

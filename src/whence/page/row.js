@@ -6,21 +6,22 @@ import { tokenName } from "./tokens.js";
 
 const NONE = 65535;
 
-// The weights of a row as the block has them; a certificate's numbers, which have all their digits, where there is one.
-function weightsOf(block, query, certificate) {
+// The weights of a row as the block has them; where a certificate or a counter-example has the exact interval of a weight,
+// that one: the page never shows two intervals of one weight.
+function weightsOf(block, query, certificate, witness) {
   const { keys, weight, effective_weight, lower, upper, exact, alternative_weight } = block.arrays;
   const places = keys.shape[1];
-  const proved = new Map((certificate?.keys ?? []).map((k, i) => [k, i]));
+  const proved = new Map();
+  if (witness?.lower) witness.keys.forEach((k, i) => proved.set(k, [witness.row[k], witness.lower[i], witness.upper[i]]));
+  (certificate?.keys ?? []).forEach((k, i) => proved.set(k, [certificate.weights[i], certificate.lower[i], certificate.upper[i]]));
   const rows = [];
   for (let j = 0; j < places; j++) {
     const key = keys.q[query * places + j];
     if (key === NONE) continue;
-    const i = proved.get(key);
+    const [w, low, high] = proved.get(key) ?? [weight.at(query, j), lower.at(query, j), upper.at(query, j)];
     rows.push({
       key, effective: effective_weight.at(query, j), other: alternative_weight ? alternative_weight.at(query, j) : undefined,
-      weight: i === undefined ? weight.at(query, j) : certificate.weights[i],
-      lower: i === undefined ? lower.at(query, j) : certificate.lower[i], upper: i === undefined ? upper.at(query, j) : certificate.upper[i],
-      exact: i !== undefined || Boolean(exact?.q[query * places + j]),
+      weight: w, lower: low, upper: high, exact: proved.has(key) || Boolean(exact?.q[query * places + j]),
     });
   }
   return rows;
@@ -55,12 +56,12 @@ export class Row {
   }
 
   // `ask`: the button that proves the row, where a server can.
-  set(block, place, certificate, ask) {
+  set(block, place, { certificate, witness, ask }) {
     this.block = block;
     for (const part of [this.say, this.bars, this.note]) part.hidden = !block;
     this.missing.hidden = Boolean(block);
     if (!block) return;
-    const rows = weightsOf(block, place.query, certificate);
+    const rows = weightsOf(block, place.query, certificate, witness);
     this.bars.set(rows, `Layer ${place.layer}, head ${place.head}: weights from ${rowName(this.stack.tokens, place.query)}`);
     const exact = rows.filter((r) => r.exact).length;
     const rest = 1 - rows.reduce((sum, r) => sum + r.weight, 0);

@@ -1,8 +1,8 @@
 // What is looked at. It lives in the address, so that a link opens the same view.
 
 const DEFAULTS = {
-  view: "overview", stack: "", layer: "", head: "", query: "", quantity: "certain", curve: "root",
-  method: "", compare: "", hidden: "", at: "", model: "", text: "", pair: "", target: "",
+  view: "overview", stack: "", layer: "", head: "", query: "", quantity: "certain", curve: "root", map: "",
+  method: "", compare: "", hidden: "", at: "", model: "", text: "", pair: "", target: "", epsilon: "",
 };
 
 const listeners = new Set();

@@ -1,6 +1,6 @@
 // Tokens as running text: readable, shaded, and to be picked with mouse or keyboard.
 
-import { h, visible } from "./dom.js";
+import { h, scrollable, visible } from "./dom.js";
 import { colour, css, ink, theme } from "./colour.js";
 
 const RTL = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/g;
@@ -15,7 +15,21 @@ export function direction(tokens) {
 export function tokenName(tokens, i) {
   const text = visible(tokens.text[i] ?? "");
   if (tokens.special[i]) return text;
-  return text.search(RTL) < 0 ? `‘${text}’` : `\u2068‘${text}’\u2069`;
+  const word = tokens.word?.[i];
+  return apart(`‘${text}’`) + (word ? ` (in ${apart(`‘${visible(word)}’`)})` : "");
+}
+
+function apart(text) {
+  return text.search(RTL) < 0 ? text : `\u2068${text}\u2069`;
+}
+
+// For an axis: as short as it can be; a dot where the word goes on.
+export function tokenLabel(tokens, i) {
+  const text = visible(tokens.text[i] ?? "").trim() || "␣";
+  const word = tokens.word?.[i];
+  const begins = i > 0 && word && tokens.word[i - 1] === word && tokens.glued[i] ? "·" : "";
+  const ends = word && tokens.word[i + 1] === word && tokens.glued[i + 1] ? "·" : "";
+  return `${begins}${text}${ends}`;
 }
 
 const SHADES = 64;
@@ -40,6 +54,7 @@ export function tokenText({ tokens, label, onpick, onhover, compact }) {
     dir: direction(tokens), role: onpick ? "listbox" : undefined, "aria-label": onpick ? label : undefined,
     "aria-orientation": onpick ? "horizontal" : undefined,
   }, children);
+  if (!compact || tokens.text.length > 200) scrollable(element);
   let current = -1, shown = null;
   const find = (event) => {
     const span = event.target.closest?.(".token");

@@ -8,20 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.attention.certify import TokenCertificate, certify
+from whence.attention.certify import TokenCertificate
 from whence.attention.heads import key_labels
 from whence.attention.overview import Overview
 from whence.attention.verdict import Verdict
-from whence.reading.trace import Stack, Trace
+from whence.reading.trace import Stack
+from whence.reporting.analysis import Analysis
 from whence.reporting.counter_examples import STOPS, counter_example
 from whence.results.labels import Tokens
 
 QUANTITIES: dict[str, dict[str, Any]] = {
     "certain": {
         "title": "Certain rows",
-        "about": "The share of a head's rows that may be read: in every attention row with the same output their heaviest "
-        "weight stays within ε, and no other key outweighs it by more. Rows that are unique count as certain; a head "
-        "without any weight above ε has no share.",
+        "about": "Of a head's rows that have alternatives and a weight above ε, the share that is certain: in every "
+        "attention row with the same output the heaviest weight stays within ε, and no other key outweighs it by more. "
+        "1 where every row is unique; – where no weight can exceed ε.",
         "bad": "low",
         "verdict": True,
     },
@@ -70,7 +71,8 @@ however small all values are; `verdict`: dark means that a head must not be read
 
 
 def tokens_data(tokens: Tokens) -> dict[str, Any]:
-    """Tokens as the page needs them: text, raw, special, kind, and whether each is glued to the one before."""
+    """Tokens as the page needs them: text, raw, special, kind, whether each is glued to the one before, and
+    the word that it is a part of (None: it is a word, or stands alone)."""
     glued = [False] * len(tokens)
     for i in range(1, len(tokens)):
         if tokens.special[i] or tokens.special[i - 1]:
@@ -79,12 +81,18 @@ def tokens_data(tokens: Tokens) -> dict[str, Any]:
             glued[i] = tokens.spans[i][0] <= tokens.spans[i - 1][1] and not _begins_with_space(tokens.raw[i])  # type: ignore[index]
         elif tokens.words is not None:
             glued[i] = tokens.words[i] is not None and tokens.words[i] == tokens.words[i - 1]
+    words: list[str | None] = [None] * len(tokens)
+    for group in tokens.groups():
+        if len(group) > 1:
+            whole = "".join(tokens.text[i] for i in group)
+            words = [whole if i in group else word for i, word in enumerate(words)]
     return {
         "text": list(tokens.text),
         "raw": list(tokens.raw),
         "special": list(tokens.special),
         "kind": list(tokens.kinds()),
         "glued": glued,
+        "word": words,
     }
 
 
@@ -132,12 +140,8 @@ def stack_data(stack: Stack, seen: Overview) -> dict[str, Any]:
 
 
 def certain_share(verdict: Verdict) -> Tensor:
-    """[layer, head]: the share of rows that are certain or unique, of those that are not flat; NaN where all are flat."""
-    rows = verdict.extra["rows"].to(torch.float64)
-    told = verdict.values * rows  # the share among the rows that are not unique stands for all of them
-    unique = verdict.extra["unique"].to(torch.float64)
-    share = (told.nan_to_num(0.0) + unique) / (torch.where(verdict.values.isnan(), 0.0, rows) + unique)
-    return torch.where(verdict.values.isnan() & (rows > 0), torch.nan, share)
+    """[layer, head]: the number that decides the verdict, so that colour and words agree; 1 where every row is unique."""
+    return torch.where(verdict.extra["rows"] == 0, 1.0, verdict.values)
 
 
 def listed(certificate: TokenCertificate) -> dict[str, Any]:
@@ -159,17 +163,18 @@ def listed(certificate: TokenCertificate) -> dict[str, Any]:
     }
 
 
-def exact_rows(trace: Trace, seen: Overview, *, top: int = 5, attention: str | None = None) -> list[dict[str, Any]]:
-    """The listed rows with what can be said of them in words."""
-    chosen = dict.fromkeys((c.layer, c.head, c.query) for c in (*seen.worst, *seen.best))
-    return [listed(certify(trace, *place, top=top, attention=attention)) for place in chosen]
-
-
 def counter_examples(
-    trace: Trace, rows: list[tuple[int, int, int]], attention: str | None, *, stops: tuple[float, ...] = (0.0, 0.5, 1.0)
+    analysis: Analysis,
+    rows: list[tuple[int, int, int]],
+    attention: str | None,
+    *,
+    stops: tuple[float, ...] = (0.0, 0.5, 1.0),
 ) -> list[dict[str, Any]]:
     """Witnesses of `rows` (layer, head, query) that have one, the farthest first."""
-    found = [counter_example(trace, *row, attention, stops=STOPS if i == 0 else stops) for i, row in enumerate(rows)]
+    found = [
+        counter_example(analysis.trace, analysis.witness(*row, attention), stops=STOPS if i == 0 else stops)
+        for i, row in enumerate(rows)
+    ]
     return sorted((f for f in found if f is not None), key=lambda f: -f["total_variation"])
 
 

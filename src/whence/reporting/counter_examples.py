@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from whence.attention.heads import row_of
-from whence.attention.witness import RowWitness, relative, witness
+from whence.attention.witness import RowWitness, relative
 from whence.core.attention.row_intervals import row_intervals
 from whence.core.attention.witness import random_row_at
 from whence.reading.rerun.substitution import Replace, Substituted, substitute
@@ -20,27 +20,19 @@ KEYS = 14
 
 
 def counter_example(
-    trace: Trace,
-    layer: int,
-    head: int,
-    query: int,
-    attention: str | None,
-    *,
-    stops: tuple[float, ...] = STOPS,
-    seed: int = 0,
+    trace: Trace, found: RowWitness, *, stops: tuple[float, ...] = STOPS, seed: int = 0
 ) -> dict[str, Any] | None:
-    """The row's witness and the model's output at `stops` from the row to it; None where the row is the only one.
+    """A row's witness and the model's output at `stops` from the row to it; None where the row is the only one.
 
     `keys`, `lower`, `upper`: the weights to draw and their exact intervals. `path` and `control` (a random row at the
     same distance): a, the share of the way; output; change of the final states and of the logits, relative to the
     unchanged row put in by the same path.
     """
-    found = witness(trace, layer, head, query, attention=attention, seed=seed)
     if not found.found:
         return None
     plain = {
         **_intervals(trace, found),
-        "layer": layer, "head": head, "query": query,
+        "layer": found.layer, "head": found.head, "query": found.query,
         "row": _short(found.row), "alternative": _short(found.alternative),
         "total_variation": found.total_variation, "residual": found.residual, "statement": found.statement,
     }  # fmt: skip

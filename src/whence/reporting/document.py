@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from whence.attention.heads import head_of
-from whence.attention.overview import Overview, overview
+from whence.attention.overview import Overview
 from whence.errors import InputError
 from whence.mixing.mixture import Mixture
 from whence.reading.trace import Stack, Trace
-from whence.reporting.attention import QUANTITIES, counter_examples, exact_rows, plain, stack_data
+from whence.reporting.analysis import Analysis
+from whence.reporting.attention import QUANTITIES, counter_examples, plain, stack_data
 from whence.reporting.exact import WEIGHTS, ExactIntervals, HeadIntervals
 from whence.reporting.heads import Alternatives, Detail, alternatives_of, detail_of, head_blocks, heaviest_keys
 from whence.reporting.mixing import mixtures, naive_identifiability
@@ -45,15 +46,16 @@ def build(
     methods: Iterable[str | Mixture] | None = None,
     attributions: Iterable[str] | None = None,
     budget: float | None = None,
-    seen: Mapping[str, Overview] | None = None,
+    analysis: Analysis | None = None,
     token_identifiability: Any = None,
     with_heads: bool = True,
     step: Step = silent,
 ) -> Document:
-    """The document of one trace; `seen`: overviews that are there already, by stack; `with_heads`: with head blocks."""
+    """The document of one trace; `analysis`: what is known of it already; `with_heads`: with head blocks."""
     if detail not in DETAILS:
         raise InputError(f"detail={detail!r} is not one of {', '.join(DETAILS)}.")
     chosen = default_methods(len(trace.tokens)) if methods is None else tuple(methods)
+    analysis = analysis or Analysis(trace)
     blocks: dict[str, bytes] = {}
     stacks: list[dict[str, Any]] = []
     parts: list[_Part] = []
@@ -66,25 +68,23 @@ def build(
                 step(what, begin + share * share_of_it)
 
             inner("Looking for what is certain", 0.0)
-            part = _Part(stack, (seen or {}).get(name) or overview(trace, attention=name), detail)
-            inner("What is exact of the listed rows", 0.4)
+            part = _Part(stack, analysis.overview(name), detail)
             data = stack_data(stack, part.look)
-            data["exact"] = exact_rows(trace, part.look, attention=name)
             inner("Other attention with the same output", 0.5)
             part.alternatives = _alternatives(part, budget)
             if with_heads:
                 _begin(exact, part)  # in threads of its own, beside all that follows
             inner("Counter-examples, put into the model", 0.6)
-            data["witnesses"] = part.witnesses = counter_examples(trace, part.telling_rows(), name)
+            data["witnesses"] = part.witnesses = counter_examples(analysis, part.telling_rows(), name)
             if with_heads:
                 inner("Pictures of the heads", 0.8)
                 blocks |= _head_blocks(part, listed=False)
             stacks.append(data)
             parts.append(part)
         step("Where each token comes from", 0.52)
-        entries, some = mixtures(trace, chosen)
+        entries, some = mixtures(analysis, chosen)
         step("The prediction", 0.56)
-        prediction = prediction_data(trace, attributions)
+        prediction = prediction_data(analysis, attributions)
         exact.finish(lambda done, of: step(f"Exact intervals, {done} of {of} rows", 0.6 + 0.36 * done / max(of, 1)))
     finally:
         exact.close()
@@ -105,6 +105,7 @@ def build(
         "text_pair": trace.text_pair,
         "target": trace.target,
         "detail": detail,
+        "epsilon": analysis.epsilon,
         "model": trace.provenance.model,
         "provenance": trace.provenance.to_dict(),
         "versions": dict(library_versions()),
@@ -148,15 +149,25 @@ class _Part:
         ]
         return list(dict.fromkeys(rows))[:3]
 
-    def maps(self, layer: int, exact: Mapping[int, HeadIntervals] | None = None) -> dict[int, torch.Tensor]:
-        """Other attention of a layer by head: the quick one, the farthest met while solving, the row put into the model."""
-        found = dict(self.alternatives[layer].maps) if layer in self.alternatives else {}
-        found |= {head: intervals.other for head, intervals in (exact or {}).items() if intervals.moved}
+    def maps(
+        self, layer: int, exact: Mapping[int, HeadIntervals] | None = None
+    ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """Other attention of a layer by head, and which rows were searched.
+
+        The quick one, the farthest met while solving, the row put into the model.
+        """
+        quick = self.alternatives.get(layer)
+        found = {} if quick is None else quick.by_head()
+        for head, intervals in (exact or {}).items():
+            if intervals.moved:
+                before = found[head][1] if head in found else torch.zeros_like(intervals.solved)
+                found[head] = (intervals.other, before | intervals.solved)
         for witness in self.witnesses:
             if witness["layer"] == layer and witness["head"] in found:
-                changed = found[witness["head"]].clone()
+                changed, searched = (t.clone() for t in found[witness["head"]])
                 changed[witness["query"]] = torch.tensor(witness["alternative"], dtype=torch.float64)
-                found[witness["head"]] = changed
+                searched[witness["query"]] = True
+                found[witness["head"]] = (changed, searched)
         return found
 
 
@@ -172,7 +183,8 @@ def _begin(exact: ExactIntervals, part: _Part) -> None:
             keys = heaviest_keys(raw, seen, WEIGHTS)
             free = found.extra["simplex_null_dimension"][found.layers.index(layer.index), found.heads.index(head)]
             first = [c.query for c in (*part.look.worst, *part.look.best) if (c.layer, c.head) == (layer.index, head)]
-            exact.add(part.stack.name, layer, head, keys, free, first, part.maps(layer.index).get(head))
+            other, _ = part.maps(layer.index).get(head, (None, None))
+            exact.add(part.stack.name, layer, head, keys, free, first, other)
 
 
 def _alternatives(part: _Part, budget: float | None) -> dict[int, Alternatives]:

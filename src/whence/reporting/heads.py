@@ -17,6 +17,8 @@ from whence.reporting.exact import WEIGHTS, HeadIntervals
 from whence.reporting.quantise import Quantised, pack, quantise, whole_numbers
 
 NO_KEY = 65535
+UNIQUE = 1e-6
+"""A row whose bounds leave less than this is the only one: there is no alternative to look for."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,18 @@ def heaviest_keys(raw: Tensor, seen: Tensor, count: int | None) -> Tensor:
 def head_blocks(
     layer: Layer,
     detail: Detail,
-    alternatives: Mapping[int, Tensor],
+    alternatives: Mapping[int, tuple[Tensor, Tensor]],
     intervals: Mapping[int, HeadIntervals] | None = None,
 ) -> dict[int, bytes]:
-    """A block for every head of `layer`; `alternatives` [query, key] and `intervals` for the heads that have them.
+    """A block for every head of `layer`; `alternatives` and `intervals` for the heads that have them.
+
+    `alternatives`: the map [query, key], and which of its rows [query] were searched before the time was up.
 
     Arrays: raw, effective and alternative [query, key], for pictures; and for the heaviest weights of each row
     [query, place]: keys (65535: none), weight, effective_weight, alternative_weight, lower and upper (rounded outwards
     so that they stay valid), and exact: 1 where these were proved by linear programs, 0 where they are closed-form
-    bounds. The header says by how much the alternative has moved the rows on average (total variation).
+    bounds; searched [query, 1]: 0 where the time was up before the row's alternative was looked for. The header says by
+    how much the alternative has moved the searched rows on average (total variation), and how many these are.
     """
     weights, values, visible = by_group(layer)
     columns = weights.shape[-1]
@@ -87,7 +92,7 @@ def head_blocks(
 def _head_block(
     raw: Tensor,
     effective: Tensor,
-    alternative: Tensor | None,
+    alternative: tuple[Tensor, Tensor] | None,
     lower: Tensor,
     upper: Tensor,
     seen: Tensor,
@@ -114,12 +119,16 @@ def _head_block(
         "upper": quantise(at(upper), scale=1.0, toward="up"),
         "exact": Quantised(at(exact.to(torch.uint8)).numpy(), 1.0, 1, 1),
     }
-    about = {}
+    about: dict[str, float] = {}
     if alternative is not None:
+        other, searched = alternative
         total = raw.sum(-1).clamp(min=1e-12)
-        about["moved"] = float((0.5 * (alternative - raw).abs().sum(-1) / total).mean())
-        arrays["alternative"] = quantise(alternative, **picture)  # type: ignore[arg-type]
-        arrays["alternative_weight"] = quantise(at(alternative), scale=1.0)
+        searched = searched | ((upper - lower).amax(-1) < UNIQUE)
+        moved = (0.5 * (other - raw).abs().sum(-1) / total)[searched]
+        about = {"moved": float(moved.mean()) if len(moved) else 0.0, "searched": len(moved)}
+        arrays["alternative"] = quantise(other, **picture)  # type: ignore[arg-type]
+        arrays["alternative_weight"] = quantise(at(other), scale=1.0)
+        arrays["searched"] = Quantised(searched[:, None].to(torch.uint8).numpy(), 1.0, 1, 1)
     return pack(arrays, about)
 
 
@@ -136,10 +145,15 @@ def _with_exact(lower: Tensor, upper: Tensor, exact: Tensor, found: HeadInterval
 
 @dataclass(frozen=True)
 class Alternatives:
-    """Other attention of a layer: `maps` [query, key] by head, and how far each row moved, [query] by head."""
+    """Other attention of a layer, by head: `maps` [query, key]; how far each row moved, and which were searched, [query]."""
 
     maps: dict[int, Tensor]
     moved: dict[int, Tensor]
+    searched: dict[int, Tensor]
+
+    def by_head(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """Map and searched rows, by head."""
+        return {head: (other, self.searched[head]) for head, other in self.maps.items()}
 
 
 def alternatives_of(layer: Layer, *, budget: float) -> Alternatives:
@@ -149,4 +163,5 @@ def alternatives_of(layer: Layer, *, budget: float) -> Alternatives:
     moved = dict(zip(layer.heads, found.total_variation.flatten(0, 1), strict=True))
     maps = dict(zip(layer.heads, sink_last(layer, found.attention.flatten(0, 1), weights.shape[-1]), strict=True))
     some = [h for h in layer.heads if float(moved[h].max()) > 1e-6]
-    return Alternatives({h: maps[h] for h in some}, {h: moved[h] for h in some})
+    searched = dict(zip(layer.heads, found.searched.flatten(0, 1), strict=True))
+    return Alternatives({h: maps[h] for h in some}, {h: moved[h] for h in some}, {h: searched[h] for h in some})

@@ -13,6 +13,7 @@ from whence.errors import WhenceError
 from whence.mixing.contributions import EMBEDDINGS, Contributions
 from whence.mixing.mixture import Mixture
 from whence.reading.trace import Trace
+from whence.reporting.analysis import Analysis
 from whence.reporting.attention import plain, tokens_data
 from whence.reporting.quantise import pack, quantise
 
@@ -54,15 +55,13 @@ def _own(values: Tensor) -> Tensor:
     return torch.diagonal(values, offset=values.shape[-1] - values.shape[-2], dim1=-2, dim2=-1)
 
 
-def mixtures(trace: Trace, methods: Iterable[str | Mixture]) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+def mixtures(analysis: Analysis, methods: Iterable[str | Mixture]) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     """Every method that this trace allows; one that it does not is listed with its reason."""
-    from whence.mixing.contributions import contributions
-
     entries: list[dict[str, Any]] = []
     blocks: dict[str, bytes] = {}
     for method in methods:
         try:
-            found = contributions(trace, method) if isinstance(method, str) else method
+            found = analysis.mixture(method) if isinstance(method, str) else method
             entry, some = mixture_data(found)
         except WhenceError as problem:
             name = method if isinstance(method, str) else method.provenance.method
@@ -94,7 +93,7 @@ def naive_identifiability(trace: Trace) -> dict[str, Any] | None:
     hit = own >= best - 1e-9
     rate = hit.to(torch.float64).mean(-1)
     return {
-        "layers": list(range(1, len(rate) + 1)),
+        "layers": list(range(len(rate))),
         "rate": [plain(v) for v in rate.tolist()],
         "chance": 1 / states.shape[1],
         "hits": [[int(v) for v in row] for row in hit.tolist()],

@@ -9,6 +9,7 @@ from whence import method_table
 from whence.errors import InputError, WhenceError
 from whence.model.load import Model
 from whence.reading.trace import Trace
+from whence.reporting.analysis import Analysis
 from whence.reporting.attention import plain, tokens_data
 from whence.reporting.mixing import title_of
 from whence.reporting.outputs import describe_output
@@ -22,8 +23,9 @@ def default_attributions(trace: Trace) -> tuple[str, ...]:
     return ("alti", *(("alti-logit",) if decoder else ()), "norms", "rollout", "gradient", "input-x-gradient")
 
 
-def prediction_data(trace: Trace, methods: Iterable[str] | None = None) -> dict[str, Any] | None:
+def prediction_data(analysis: Analysis, methods: Iterable[str] | None = None) -> dict[str, Any] | None:
     """The output, and each method's score per input token. None where the model has no head."""
+    trace = analysis.trace
     if trace.logits is None:
         return None
     ids = trace.inputs.get("decoder_input_ids", trace.inputs.get("input_ids"))
@@ -32,7 +34,7 @@ def prediction_data(trace: Trace, methods: Iterable[str] | None = None) -> dict[
         try:
             if trace.model is None:
                 raise InputError("the trace came without its model")
-            entries.append(attribution_of(trace.model, trace, name))
+            entries.append(attribution_of(trace.model, trace, name, analysis))
         except WhenceError as problem:
             entries.append({"name": name, "title": title_of(name), "reason": str(problem)})
     return {
@@ -41,12 +43,18 @@ def prediction_data(trace: Trace, methods: Iterable[str] | None = None) -> dict[
     }
 
 
-def attribution_of(model: Model, trace: Trace, method: str) -> dict[str, Any]:
+def attribution_of(model: Model, trace: Trace, method: str, analysis: Analysis | None = None) -> dict[str, Any]:
     """One method's line: a number per input token, signed where some push against the output."""
-    from whence.mixing.attribute import attribute
+    from whence.mixing.attribute import attribute, read_out
+    from whence.mixing.contributions import Contributions
+    from whence.mixing.prediction import prediction_of
 
-    found = attribute(model, trace, method)
-    entry = method_table.method(found.provenance.method)
+    entry = method_table.method(method)
+    mixed = analysis.mixture(entry.name) if analysis and entry.gives == "matrix" and not entry.contrast else None
+    if isinstance(mixed, Contributions):
+        found = read_out(prediction_of(model, trace, None, None, None), entry, mixed)
+    else:
+        found = attribute(model, trace, method)
     return {
         "name": entry.name,
         "title": entry.title,

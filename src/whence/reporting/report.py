@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,9 @@ from whence.errors import InputError
 from whence.results.files import write_atomically
 
 if TYPE_CHECKING:
-    from whence.attention.overview import Overview
     from whence.mixing.mixture import Mixture
     from whence.reading.trace import Trace
+    from whence.reporting.analysis import Analysis
     from whence.reporting.document import Document
 
 
@@ -67,8 +67,9 @@ def report(
     methods: Iterable[str | Mixture] | None = None,
     attributions: Iterable[str] | None = None,
     budget: float | None = None,
+    epsilon: float | None = None,
     token_identifiability: Any = None,
-    overviews: Mapping[str, Overview] | None = None,
+    analysis: Analysis | None = None,
     progress: bool | None = None,
 ) -> Report:
     """The page of one trace: which heads may be read, where hidden tokens come from, what the output came from.
@@ -83,8 +84,9 @@ def report(
         budget: seconds for the exact intervals of the listed heads, the three to read and the three not to. None:
             every row of a text of up to 512 tokens, 15 seconds for a longer one; math.inf: every row, however long it
             takes. The page says of each row whether its intervals are exact; the listed rows always are.
+        epsilon: how far a weight may be uncertain and still be read, see `whence.verdict`; None: 0.05.
         token_identifiability: a result of that measure, to draw its curves.
-        overviews: overviews computed before, by stack.
+        analysis: what was computed of this trace before (`whence.reporting.analysis.Analysis`).
         progress: show what is being done; None: on a terminal and in a notebook.
 
     >>> import whence
@@ -92,6 +94,7 @@ def report(
     'This text has 8 tokens '
     """
     from whence.reading.trace import Trace
+    from whence.reporting.analysis import Analysis
     from whence.reporting.document import build
     from whence.reporting.progress import shown
 
@@ -99,6 +102,13 @@ def report(
         raise InputError(f"report takes what whence.trace gives for one text, not a {type(trace).__name__}.")
     if budget is not None and not budget >= 0:
         raise InputError(f"budget={budget!r} is not a number of seconds.")
+    if analysis is None:
+        analysis = Analysis(trace, epsilon=0.05 if epsilon is None else epsilon)
+    elif analysis.trace is not trace or epsilon not in (None, analysis.epsilon):
+        raise InputError(
+            f"epsilon={epsilon!r}, but the analysis given is of "
+            f"{'this' if analysis.trace is trace else 'another'} trace with epsilon={analysis.epsilon!r}: leave one of them out."
+        )
     with shown(progress) as step:
         return Report(
             build(
@@ -107,7 +117,7 @@ def report(
                 methods=methods,
                 attributions=attributions,
                 budget=budget,
-                seen=overviews,
+                analysis=analysis,
                 token_identifiability=token_identifiability,
                 step=step,
             )

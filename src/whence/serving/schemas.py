@@ -28,6 +28,9 @@ class TraceRequest(_Asked):
     target: Annotated[
         str | None, Field(max_length=1_000_000, description="What an encoder–decoder's decoder reads.")
     ] = None
+    epsilon: Annotated[float, Field(gt=0, lt=1, description="How far a weight may be uncertain and still be read.")] = (
+        0.05
+    )
 
 
 class RowRequest(_Asked):

@@ -23,6 +23,7 @@ def make_trace(
 ) -> dict[str, Any]:
     """Trace, look, keep; the result names the trace."""
     from whence.reading.tracing import trace
+    from whence.reporting.analysis import Analysis
     from whence.reporting.document import build
 
     step(f"Loading {request.model}", 0.0)
@@ -34,7 +35,11 @@ def make_trace(
                 raise InputError(f"this text has {count} tokens; this server takes {limits.tokens} at most.")
         found = trace(model, request.text, request.text_pair, request.target)
         document = build(
-            found, budget=BUDGET, with_heads=False, step=lambda what, share: step(what, 0.15 + 0.85 * share)
+            found,
+            budget=BUDGET,
+            analysis=Analysis(found, epsilon=request.epsilon),
+            with_heads=False,
+            step=lambda what, share: step(what, 0.15 + 0.85 * share),
         )
     traces.put(key, Entry(request.model, found, dict(document.manifest), dict(document.blocks)))
     return {"trace": key}
@@ -51,7 +56,7 @@ def head_block(entry: Entry, stack: str, layer: int, head: int) -> bytes:
             part = found[layer].select([head])
             others = alternatives_of(part, budget=0.4)
             detail = detail_of("standard", len(found.tokens))
-            entry.blocks[key] = head_blocks(part, detail, others.maps)[head]
+            entry.blocks[key] = head_blocks(part, detail, others.by_head())[head]
         return entry.blocks[key]
 
 
@@ -96,14 +101,14 @@ def certify(_: Shelf, entry: Entry, request: CertifyRequest, step: Step) -> dict
 
 def witness(shelf: Shelf, entry: Entry, request: RowRequest, step: Step) -> dict[str, Any] | None:
     """Another row, and what the model gave with it."""
-    from whence.attention.heads import find_row
+    from whence.attention.witness import witness as measure
     from whence.reporting.counter_examples import counter_example
 
-    find_row(entry.trace, request.layer, request.head, request.query, request.attention)
     step("Looking for another row", 0.1)
+    row = measure(entry.trace, request.layer, request.head, request.query, attention=request.attention)
     with shelf.borrowed(entry.model):
         step("Putting it into the model", 0.3)
-        return counter_example(entry.trace, request.layer, request.head, request.query, request.attention)
+        return counter_example(entry.trace, row)
 
 
 def contributions(shelf: Shelf, entry: Entry, request: MethodRequest, step: Step) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class AlternativeAttention:
     attention (…, n_query, n_key) float64: rows ≥ 0 with the original's row sums, zero at hidden keys.
     total_variation (…, n_query): ½‖row − original‖₁ / row sum. residual (…, n_query): ‖(A′ − A)V‖ / ‖AV‖
     (absolute where AV = 0). rounds: how many directions every row has tried; 0: the budget ended within the first.
+    searched (…, n_query): whether the row has tried any; the others have only the first step, and may have more to find.
     """
 
     attention: Tensor
@@ -45,6 +46,7 @@ class AlternativeAttention:
     residual: Tensor
     rounds: int
     seconds: float
+    searched: Tensor
 
 
 def alternative_attention(
@@ -100,6 +102,7 @@ def alternative_attention(
     eps = rank_eps(values.dtype)
     solvers: dict[int, Polytope] = {}
     locks = [Lock() for _ in range(size)]
+    searched = ~flat_alive  # a row that sees nothing has nothing to try
 
     def work(task: tuple[int, int, int]) -> bool:
         """One chunk of rows of one head, in one round; False when the budget ended before it was through."""
@@ -116,6 +119,7 @@ def alternative_attention(
                 if flat_alive[head, i]:
                     seen = flat_mask[head, i]
                     _improve(solvers[head], flat_rows[head, i], flat_best[head, i], seen, number, generator)
+                    searched[head, i] = True
         return True
 
     completed = 0
@@ -138,6 +142,7 @@ def alternative_attention(
         residual=torch.where(size_of > 0, moved / size_of, moved),
         rounds=completed,
         seconds=time.monotonic() - begin,
+        searched=torch.from_numpy(searched).reshape(rows.shape[:-1]),
     )
 
 
