@@ -96,7 +96,7 @@ def test_a_lost_direction_that_the_keys_do_not_read_costs_nothing(make: Any) -> 
 
 def test_the_words_say_the_numbers(make: Any) -> None:
     words = str(make(keys="tied").identifiability_statement())
-    for part in ("value size 8", "up to 9 tokens", "every length", "Theorem 1", "condition number", "512 tokens"):
+    for part in ("value size 8", "more than 9 tokens", "every length", "Theorem 1", "condition number", "512 tokens"):
         assert part in words
     assert "nothing to identify" in str(make(attention="uniform").identifiability_statement())
     assert "family" in str(make(key_size=16).identifiability_statement())

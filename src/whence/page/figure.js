@@ -5,7 +5,7 @@ import { colour, css } from "./colour.js";
 import { lookup } from "./matrix.js";
 import { tokenLabel } from "./tokens.js";
 
-const FONT = "Helvetica, Arial, sans-serif", SIZE = 8, GUTTER = 64, GAP = 26, TOP = 44;
+const FONT = "Helvetica, Arial, sans-serif", SIZE = 8, GUTTER = 64, GAP = 26, TOP = 54;
 
 // A picture of whole pixels for each cell, so that no program can blur it.
 function picture(array, { max, curve, unsearched }, side) {
@@ -28,6 +28,16 @@ function text(x, y, words, { size = SIZE, anchor = "start", turn, weight, fill =
   return svg("text", { x, y, "font-family": FONT, "font-size": size, "text-anchor": anchor, "font-weight": weight, fill, transform: turn ? `rotate(${turn} ${x} ${y})` : undefined }, words);
 }
 
+// A sentence in two lines of at most `length` letters, or so many as it takes.
+function folded(words, length) {
+  const lines = [""];
+  for (const word of words.split(" ")) {
+    if (lines.at(-1).length + word.length > length && lines.length < 2) lines.push("");
+    lines.push(`${lines.pop()} ${word}`.trim());
+  }
+  return lines;
+}
+
 // maps: [{title, about, array, unsearched}]; every label where there is room for it, else every second, third, …
 export function mapFigure({ maps, tokens, keys, max, curve, negative, clipped, caption }) {
   const count = Math.max(tokens.text.length, keys.text.length);
@@ -40,7 +50,7 @@ export function mapFigure({ maps, tokens, keys, max, curve, negative, clipped, c
   const short = (t, i) => { const name = tokenLabel(t, i); return name.length > 12 ? `${name.slice(0, 11)}…` : name; };
   maps.forEach(({ title, about, array, unsearched }, m) => {
     const left = m * step + GUTTER;
-    root.append(text(left, 16, title, { size: 13, weight: 600 }), text(left, 31, about, { size: 9, fill: "#565b63" }),
+    root.append(text(left, 16, title, { size: 13, weight: 600 }), ...folded(about, wide / 4.6).map((line, i) => text(left, 30 + 12 * i, line, { size: 9, fill: "#565b63" })),
       svg("image", { x: left, y: TOP, width: wide, height: tall, href: picture(array, { max, curve, unsearched }, side), preserveAspectRatio: "none" }),
       svg("rect", { x: left, y: TOP, width: wide, height: tall, fill: "none", stroke: "#8a8f97", "stroke-width": 0.6 }));
     for (let q = 0; q < tokens.text.length; q += every) root.append(text(left - 4, TOP + (q + 0.5) * cell + SIZE * 0.35, short(tokens, q), { anchor: "end" }));

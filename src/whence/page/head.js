@@ -126,16 +126,16 @@ export class HeadView {
     this.scale = { max, negative, clipped: max < largest };
     const missing = problem ?? "Not in this report; save it with detail=\"standard\" or use whence serve.";
     for (const [name, map] of Object.entries(this.maps)) {
-      map.set(arrays[name] ?? null, {
+      map.set(name === "alternative" && block?.searched === 0 ? null : arrays[name] ?? null, {
         shape: [this.stack.tokens.text.length, this.keys.text.length],
         max, curve: state.curve === "linear" ? "linear" : "root",
         label: `${map.title.textContent} attention of layer ${layer}, head ${head}: ${this.stack.tokens.text.length} rows (queries) by ${this.keys.text.length} columns (keys). Arrow keys move, Enter picks the row.`,
         unsearched: name === "alternative" && arrays.searched && block.searched < rows ? (q) => !searched(q) : null,
-        empty: !block ? missing : name === "alternative" ? (unique ? "There is none: every row is the only one with its output." : "Not computed for this head in this report.") : "",
+        empty: !block ? missing : name === "alternative" ? (unique ? "There is none: every row is the only one with its output." : block.searched === 0 ? "The time was up before any row was searched." : "Not computed for this head in this report.") : "",
       });
     }
     this.maps.alternative.about.textContent = block?.moved === undefined ? "another map with the same output"
-      : block.searched === undefined || block.searched >= rows ? `the same output; ${number(block.moved, 2)} of a row moved on average`
+      : !block.searched ? "another map with the same output" : block.searched >= rows ? `the same output; ${number(block.moved, 2)} of a row moved on average`
         : `the time was up after ${block.searched} of ${rows} rows (${number(block.moved, 2)} of each moved on average); grey rows were not searched`;
     replace(this.legendHolder, shown.length ? legend(max, state.curve === "linear" ? "linear" : "root", negative, max < largest) : "");
     this.hover(null);

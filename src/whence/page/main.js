@@ -69,7 +69,7 @@ function draw() {
   if (!source) return;
   const focused = focusKey(document.activeElement);
   const [name, element] = view();
-  replace(tabs, available().map(([key, title]) => h("button", { type: "button", class: "tab", "aria-current": key === name ? "page" : undefined, onclick: () => { go({ view: key }, { push: true }); scrollTo(0, 0); } }, title)));
+  replace(tabs, available().map(([key, title]) => h("button", { type: "button", class: "tab", "aria-current": key === name ? "page" : undefined, onclick: () => go({ view: key }, { push: true }) }, title)));
   const { manifest } = source;
   replace(heading, h("h1", {}, ABOUT[name]),
     h("p", { class: "context" }, h("b", {}, manifest.model), ` · ${stackOf().tokens.text.length} tokens · ${stackOf().layers.length} layers × ${stackOf().heads.length} heads of ${stackOf().head_size}`,
@@ -78,6 +78,8 @@ function draw() {
         h("button", { type: "button", class: "quiet", onclick: () => savePNG(main, `whence-${name}`) }, "View as PNG"))));
   replace(stacks, manifest.stacks.length > 1 ? manifest.stacks.map((s) => h("button", { type: "button", class: "tab small", "aria-pressed": s === stackOf() ? "true" : "false", onclick: () => go({ stack: s.name, layer: "", head: "", query: "" }) }, s.name)) : "");
   if (main.firstChild !== element) replace(main, element);
+  if (kept.view && kept.view !== name) scrollTo(0, 0); // another view begins at its beginning
+  kept.view = name;
   const { versions } = manifest;
   replace(footer, h("p", {}, `Keys: 1–${available().length} choose a view, ${name === "head" ? "[ and ] step through the heads, " : ""}arrows move within ${KEYS[name]}. `, name === "overview" ? [guideButton(draw), ". "] : "",
     `Made with whence ${versions.whence}, torch ${versions.torch}, transformers ${versions.transformers}.`));
