@@ -110,8 +110,8 @@ def test_a_budget_that_runs_out_says_which_rows_it_reached() -> None:
 
 
 def test_pieces_of_a_word_are_named_with_the_word() -> None:
-    from whence.results.labels import Tokens
     from whence.reporting.attention import tokens_data
+    from whence.results.labels import Tokens
 
     tokens = Tokens(
         ("[CLS]", "he", "evo", "lved", "."), ("[CLS]", "he", "evo", "##lved", "."), words=(None, 0, 1, 1, 2),
