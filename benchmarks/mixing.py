@@ -68,7 +68,7 @@ def textbook_layer(layer: Layer) -> Tensor:
     residual = torch.zeros_like(summed)
     residual[torch.arange(n), torch.arange(n)] = layer.block_input
     parts = summed + residual
-    norm = layer.norm
+    norm = layer.wiring.norm
     assert norm is not None
     parts = norm.linear(parts) / norm.scale(layer.before_norm)[:, None]
     y = layer.after_attention

@@ -96,8 +96,7 @@ def rebuild(found: Trace) -> float | None:
     for stack in found.stacks.values():
         for layer in stack:
             errors = [deviation(layer.outputs, layer.attention.double() @ layer.values.double())]
-            if layer.wiring is not None and layer.wiring != "parallel" and layer._block_input is not None:
-                state = layer.before_norm
-                errors.append(deviation(layer.after_attention, state if layer.norm is None else layer.norm(state)))
+            if layer.wiring is not None and layer._block_input is not None:
+                errors.append(deviation(layer.after_attention, layer.wiring.finish(layer.before_norm)))
             worst = max([*errors, worst or 0.0])
     return worst

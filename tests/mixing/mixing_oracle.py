@@ -24,21 +24,21 @@ def head_expanded(layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
             parts[:, j] += attention[h, :, j, None] * (values[h, j] @ weight[h])
     bias = layer.projection.bias
     bias = torch.zeros(n, width, dtype=attention.dtype) if bias is None else bias.expand(n, width)
-    if layer.branch_norm is not None:
-        norm = layer.branch_norm
+    if layer.wiring.branch_norm is not None:
+        norm = layer.wiring.branch_norm
         sigma = norm.scale(parts.sum(1) + bias)
         parts, bias = norm.linear(parts) / sigma[:, None], norm.linear(bias) / sigma
         bias = bias if norm.bias is None else bias + norm.bias
-    factor: Any = 1.0 if layer.branch_scale is None else layer.branch_scale
+    factor: Any = 1.0 if layer.wiring.branch_scale is None else layer.wiring.branch_scale
     parts, bias = parts * factor, bias * factor
-    residual: Any = 1.0 if layer.residual_scale is None else layer.residual_scale
+    residual: Any = 1.0 if layer.wiring.residual_scale is None else layer.wiring.residual_scale
     own = layer.block_input * residual
-    if layer.wiring == "parallel":
+    if layer.wiring.kind == "parallel":
         own = own + layer._side
     for i in range(n):
         parts[i, i] += own[i]
-    if layer.norm is not None:
-        norm = layer.norm
+    if layer.wiring.norm is not None:
+        norm = layer.wiring.norm
         sigma = norm.scale(parts.sum(1) + bias)
         parts, bias = norm.linear(parts) / sigma[:, None], norm.linear(bias) / sigma
         bias = bias if norm.bias is None else bias + norm.bias

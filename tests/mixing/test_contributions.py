@@ -128,10 +128,10 @@ def test_globenc_after_the_second_norm(zoo: Zoo) -> None:
     for layer in trace.of():
         rest = read_blocks(trace.model, proof, trace.inputs)["encoder", layer.index].feedforward
         assert rest is not None
-        assert rest.norm is not None
+        assert rest.wiring.norm is not None
         parts, _, _ = head_expanded(layer)
-        sigma = rest.norm.scale(rest.before_norm(layer.after_attention))
-        expected = (rest.norm.linear(parts) / sigma[:, None]).norm(dim=-1)
+        sigma = rest.wiring.norm.scale(rest.before_norm(layer.after_attention))
+        expected = (rest.wiring.norm.linear(parts) / sigma[:, None]).norm(dim=-1)
         assert torch.allclose(mixed.values[layer.index], expected, atol=1e-8)
     assert torch.allclose(mixed.rollout().values[1], mixed.values[1] @ mixed.values[0])
 

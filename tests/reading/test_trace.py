@@ -67,9 +67,9 @@ def test_the_parts_of_a_layer_add_up_to_its_state(family):
                 block += attention[h] @ values[h] @ layer.projection.weight[h].double()
             if layer.projection.bias is not None:
                 block += layer.projection.bias.double()
-            if layer.branch_norm is not None:
-                block = layer.branch_norm(block)
-            for scale, apply in ((layer.branch_scale, "branch"), (layer.residual_scale, "residual")):
+            if layer.wiring.branch_norm is not None:
+                block = layer.wiring.branch_norm(block)
+            for scale, apply in ((layer.wiring.branch_scale, "branch"), (layer.wiring.residual_scale, "residual")):
                 if scale is not None:
                     factor = scale.double() if isinstance(scale, torch.Tensor) else scale
                     block, carried = (block * factor, 1.0) if apply == "branch" else (block, factor)
@@ -78,12 +78,12 @@ def test_the_parts_of_a_layer_add_up_to_its_state(family):
             else:
                 carried = 1.0
             state = layer.block_input.double() * carried + block
-            if layer.norm is not None:
-                centred = state - state.mean(-1, keepdim=True) if layer.norm.centred else state
-                scale = (centred.square().mean(-1, keepdim=True) + layer.norm.eps).sqrt()
-                state = centred / scale * layer.norm.gain.double()
-                if layer.norm.bias is not None:
-                    state = state + layer.norm.bias.double()
+            if layer.wiring.norm is not None:
+                centred = state - state.mean(-1, keepdim=True) if layer.wiring.norm.centred else state
+                scale = (centred.square().mean(-1, keepdim=True) + layer.wiring.norm.eps).sqrt()
+                state = centred / scale * layer.wiring.norm.gain.double()
+                if layer.wiring.norm.bias is not None:
+                    state = state + layer.wiring.norm.bias.double()
             torch.testing.assert_close(layer.after_attention.double(), state, atol=1e-5, rtol=1e-4)
 
 
@@ -183,7 +183,9 @@ def test_a_saved_trace_comes_back_whole_and_without_its_model(family, tmp_path):
             for field in ("attention", "values", "keys", "queries", "outputs", "block_input", "after_attention"):
                 assert torch.equal(getattr(a, field), getattr(b, field)), field
             assert torch.equal(a.projected, b.projected)
-            assert (a.wiring, a.causal, a.scale, a.heads) == (b.wiring, b.causal, b.scale, b.heads)
+            assert (a.wiring.kind, a.causal, a.scale, a.heads) == (b.wiring.kind, b.causal, b.scale, b.heads)
+            assert torch.equal(a.before_norm, b.before_norm)
+            assert torch.equal(a.wiring.finish(a.before_norm), b.wiring.finish(b.before_norm))
     assert again.model is None
     saved, ours = again.provenance.to_dict(), found.provenance.to_dict()
     assert saved == ours
@@ -234,7 +236,7 @@ def test_moving_a_trace_moves_every_tensor():
     specimen = build("bert")
     found = trace(Model(specimen.model), specimen.inputs).to(torch.float64)
     layer = found[0]
-    tensors = [layer.attention, layer.values, layer.block_input, layer.projection.weight, layer.norm.weight]
+    tensors = [layer.attention, layer.values, layer.block_input, layer.projection.weight, layer.wiring.norm.weight]
     assert {t.dtype for t in tensors} == {torch.float64}
 
 

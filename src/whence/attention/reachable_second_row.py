@@ -15,7 +15,8 @@ from whence.model.load import Model
 from whence.reading.capture.recorder import Call, Edit, expand_heads
 from whence.reading.rerun.run import Outcome, run
 from whence.reading.trace import KEEP
-from whence.reading.wiring.proof import AttentionSite, Proof
+from whence.reading.wiring.proof import Proof
+from whence.reading.wiring.sites import AttentionSite
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from whence.reading.capture.recorder import Call, expand_heads, mix
 from whence.reading.inputs import Prepared, prepare
 from whence.reading.rerun.run import Outcome, prove_model, run
 from whence.reading.trace import KEEP
-from whence.reading.wiring.proof import AttentionSite, Proof
+from whence.reading.wiring.proof import Proof
+from whence.reading.wiring.sites import AttentionSite
 
 TIED = 1e-5
 """The largest share of a key outside span[V, 1] that rounding of float32 weights explains."""

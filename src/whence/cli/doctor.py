@@ -11,7 +11,7 @@ from whence.cli._app import FAILED, Debug, Json, Quiet, messages, print_json, re
 if TYPE_CHECKING:
     from whence.attention.uniqueness import Uniqueness
     from whence.model.load import Model
-    from whence.reading.wiring.doctor import Report
+    from whence.reading.wiring.doctor import Diagnosis
 
 Name = Annotated[str, typer.Argument(metavar="MODEL", help="An embedded model, a local folder or a hub id.")]
 
@@ -78,7 +78,7 @@ def _unique(model: Model) -> Uniqueness | str:
         return str(problem)
 
 
-def show(report: Report) -> None:
+def show(report: Diagnosis) -> None:
     """The proof as a table and a sentence."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -95,7 +95,7 @@ def show(report: Report) -> None:
         table.add_column("module", no_wrap=True, overflow="ellipsis")
     for site in proof.sites:
         heads = f"{site.heads} × {site.head_size}" + ("" if site.heads == site.groups else f" ({site.groups} kv)")
-        wiring = site.wiring.kind if site.wiring is not None and site.reason_c is None else "not proved"
+        wiring = "not proved" if site.proved_wiring is None else site.proved_wiring.kind
         errors = [_error(e, proof.tolerance) for e in (site.error_a, site.error_b, site.error_c, site.error_e)]
         mask = "causal" if site.causal else "cross" if site.stack == "cross" else "full"
         row = [f"{site.stack} {site.layer}", heads, mask, wiring, *errors]

@@ -84,13 +84,10 @@ def alti_logit(
     if trace.logits is None or trace.logits.dim() != 2:
         raise InputError("alti-logit needs next-token logits: load the model with task='text-generation'.")
     for layer in stack:
-        if (
-            layer.wiring not in ("pre-norm", "sandwich", "parallel")
-            or layer.norm is not None
-            or layer.residual_scale is not None
-        ):
+        wiring = layer.equation("way from layer to layer")
+        if not wiring.additive:
             raise WiringError(
-                f"layer {layer.index} is {layer.wiring} wired: its states are not a sum of what the layers added, so a logit "
+                f"layer {layer.index} is {wiring.kind} wired: its states are not a sum of what the layers added, so a logit "
                 "cannot be shared out among them."
             )
     n = len(stack.tokens)
@@ -134,10 +131,7 @@ def _heads(layer: Layer, direction: Tensor, at: int) -> Tensor:
     projection = layer.row_projection
     weight = projection.weight.to(direction)
     weight = weight if projection.rows is None else projection.rows[at].to(direction) @ weight
-    if layer.branch_norm is not None:
-        weight = layer.branch_norm.linear(weight) / layer.branch_norm.scale(layer.projected[at].to(direction))
-    if layer.branch_scale is not None:
-        weight = weight * layer.branch_scale
+    weight = layer.equation("attention branch").branch_part(weight, layer.projected[at].to(direction))
     toward = weight @ direction  # (head, d_v)
     return layer.attention[:, at].to(direction) * torch.einsum("hkv,hv->hk", layer.values.to(direction), toward)
 
@@ -147,11 +141,7 @@ def _constant(layer: Layer, at: int) -> Tensor:
     like = layer.block_input[at]
     bias = layer.row_projection.bias
     constant = torch.zeros_like(like) if bias is None else bias.to(like)
-    if layer.branch_norm is not None:
-        norm = layer.branch_norm
-        constant = norm.linear(constant) / norm.scale(layer.projected[at])
-        constant = constant if norm.bias is None else constant + norm.bias.to(like)
-    return constant if layer.branch_scale is None else constant * layer.branch_scale
+    return layer.equation("attention branch").branch_constant(constant, layer.projected[at])
 
 
 def _read_out(trace: Trace, model: Model, word: int, other: int | None, at: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -189,10 +179,8 @@ def _read_out(trace: Trace, model: Model, word: int, other: int | None, at: int)
     if deviation(final, last) <= 1e-6:
         return weight, constant, last[at]
     norm = _final_norm(model, last, final)
-    scaled = weight if norm.gain is None else weight * norm.gain.to(weight)
-    scaled = scaled - scaled.mean() if norm.centred else scaled
     constant = constant if norm.bias is None else constant + norm.bias.to(weight) @ weight
-    return scaled / norm.scale(last[at]), constant, last[at]
+    return norm.adjoint(weight) / norm.scale(last[at]), constant, last[at]
 
 
 def _head_input(model: Model, trace: Trace, head: torch.nn.Module) -> Tensor | None:

@@ -47,7 +47,7 @@ def _alike(one: Trace, other: Trace) -> bool:
         if len(a) != len(b):
             return False
         for x, y in zip(a, b, strict=True):
-            same = x._projection is y._projection and x._projection is not None and x.norm is y.norm
+            same = x._projection is y._projection and x._projection is not None and x.wiring is y.wiring
             if not same or x.heads != y.heads or x.index != y.index or x.causal != y.causal:
                 return False
             if any((getattr(x, name) is None) != (getattr(y, name) is None) for name in _STATES + _HEADS):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from whence.errors import InputError, WiringError
 from whence.reading.trace import Layer
-from whence.reading.wiring.norms import Norm
+from whence.reading.wiring.equation import Wiring
 from whence.reading.wiring.row_map import turn
 
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 6e-2}
@@ -109,18 +109,21 @@ class Decomposition:
         torch.diagonal(parts, dim1=-3, dim2=-2).copy_(self.diagonal.transpose(-1, -2))
         return parts
 
-    def through(self, norm: Norm, before: Tensor, residual_scale: Tensor | float | None = None) -> Decomposition:
-        """The parts after a further norm that read `before`, state and feed-forward part: L(T_ij) / σ(before).
+    def through(self, wiring: Wiring, before: Tensor) -> Decomposition:
+        """The parts after the norm of a further half that read `before`, state and feed-forward part: L(T_ij) / σ(before).
 
-        The feed-forward part belongs to no token. residual_scale: the state's factor in `before`.
+        The feed-forward part belongs to no token. The same where there is no such norm.
         """
-        state, factor = normed(norm, before)
+        norm = wiring.norm
+        if norm is None:
+            return self
+        state, factor = norm.with_factor(before)
         scale = factor if self.scale is None else self.scale * factor
-        weight, own, bias = (norm.linear(_times(x, residual_scale)) for x in (self.weight, self.own, self.bias))
+        weight, own, bias = (norm.linear(wiring.carried(x)) for x in (self.weight, self.own, self.bias))
         new = replace(self, weight=weight, scale=scale, own=own * factor, bias=bias * factor, state=state)
         vars(new)["by_key"] = self.by_key  # the attention is the same
         if "diagonal" in vars(self):
-            vars(new)["diagonal"] = norm.linear(_times(self.diagonal, residual_scale)) * factor
+            vars(new)["diagonal"] = norm.linear(wiring.carried(self.diagonal)) * factor
         return new
 
 
@@ -132,17 +135,6 @@ def joined(heads: Tensor) -> Tensor:
 def working(tensor: Tensor) -> torch.dtype:
     """Half precision is worked on in float32; float32 and float64 as they are."""
     return tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
-
-
-def normed(norm: Norm, x: Tensor) -> tuple[Tensor, Tensor]:
-    """norm(x), and 1 / σ(x) (…, 1): one pass over x where torch has one."""
-    if not norm.centred:
-        factor = norm.scale(x).reciprocal()
-        y = norm.linear(x) * factor
-        return (y if norm.bias is None else y + norm.bias.to(y)), factor
-    gain, bias = (None if t is None else t.detach().to(x) for t in (norm.gain, norm.bias))
-    y, _, factor = torch.native_layer_norm(x, [x.shape[-1]], gain, bias, norm.eps)
-    return y, factor
 
 
 def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
@@ -176,26 +168,13 @@ def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
     projected = joined(outputs) @ weight.flatten(0, 1)
     own = to(layer.own)
     bias = own.new_zeros(own.shape[-1]) if projection.bias is None else to(projection.bias)
-    scale: Tensor | None = None
-    if layer.branch_norm is not None:
-        norm = layer.branch_norm
-        scale = norm.scale(projected + bias).reciprocal()
-        weight, projected, bias = norm.linear(weight), norm.linear(projected) * scale, norm.linear(bias) * scale
-        bias = bias if norm.bias is None else bias + to(norm.bias)
-    weight, projected, bias = (_times(t, layer.branch_scale) for t in (weight, projected, bias))
-    projected = projected + bias
-    state = projected.add_(own)
-    if layer.norm is not None:
-        norm = layer.norm
-        state, factor = normed(norm, state)
-        scale = factor if scale is None else scale * factor
-        weight, own, bias = norm.linear(weight), norm.linear(own).mul_(factor), norm.linear(bias) * factor
-        bias = bias if norm.bias is None else bias + to(norm.bias)
-    _check(layer, state)
-    values = to(layer.values)
+    split = layer.wiring.split(own, weight, projected, bias)
+    _check(layer, split.state)
+    values, weight = to(layer.values), split.weight
     if projection.rows is not None:
         attention, values, weight = _separated(attention, values, weight, projection.rows)
-    return Decomposition(attention, values, weight, scale, own, bias.expand_as(state), state, layer.causal, crossed)
+    bias = split.bias.expand_as(split.state)
+    return Decomposition(attention, values, weight, split.scale, split.own, bias, split.state, layer.causal, crossed)
 
 
 def _separated(attention: Tensor, values: Tensor, weight: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -233,9 +212,3 @@ def apart(state: Tensor, theirs: Tensor) -> tuple[float, float]:
     largest = theirs.abs().amax().to(state.dtype)
     error = (state - theirs).abs_().amax() / torch.where(largest > 0, largest, 1.0)
     return float(error), TOLERANCE.get(theirs.dtype, 1e-4)
-
-
-def _times(x: Tensor, factor: Tensor | float | None) -> Tensor:
-    if factor is None:
-        return x
-    return x * (factor.detach().to(x) if isinstance(factor, Tensor) else factor)

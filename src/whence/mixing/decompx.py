@@ -23,7 +23,9 @@ from whence.mixing.mixture import check_rows
 from whence.reading.inputs import Prepared
 from whence.reading.rerun.run import prove_model
 from whence.reading.trace import Layer, Trace
-from whence.reading.wiring.block_tail import FeedForward, Linear, read_blocks, times
+from whence.reading.wiring.block_tail import read_blocks
+from whence.reading.wiring.feedforward import FeedForward
+from whence.reading.wiring.linear_ops import LinearMap
 from whence.reading.wiring.norms import Norm
 from whence.reading.wiring.op_graph import deviation
 
@@ -83,7 +85,7 @@ def share_bias(parts: Tensor, bias: Tensor | None) -> Tensor:
     return parts + weights[..., None] * bias[:, None]
 
 
-def _norm(parts: Tensor, norm: Norm | None) -> Tensor:
+def _norm(norm: Norm | None, parts: Tensor) -> Tensor:
     """Through a norm, with the scale of the whole state."""
     if norm is None:
         return parts
@@ -91,7 +93,7 @@ def _norm(parts: Tensor, norm: Norm | None) -> Tensor:
     return share_bias(norm.linear(parts) / scale, norm.bias)
 
 
-def _attention(parts: Tensor, layer: Layer, values: Linear, norm_in: Norm | None) -> Tensor:
+def _attention(parts: Tensor, layer: Layer, values: LinearMap, norm_in: Norm | None) -> Tensor:
     """Through attention, its residual and the norm after it.
 
     What the biases add whatever is attended to, b_V W_O + b_O, is shared out over attention plus residual vectors; where
@@ -100,7 +102,7 @@ def _attention(parts: Tensor, layer: Layer, values: Linear, norm_in: Norm | None
     attention = layer.attention.to(parts)
     projection = layer.projection
     heads, size = attention.shape[0], projection.weight.shape[1]
-    read = _norm(parts, norm_in) @ values.weight.to(parts)  # (key, input, kv head · d_v)
+    read = _norm(norm_in, parts) @ values.weight.to(parts)  # (key, input, kv head · d_v)
     groups = read.shape[-1] // size
     mixed = torch.zeros_like(parts)
     constant = parts.new_zeros(parts.shape[0], parts.shape[2])
@@ -111,16 +113,16 @@ def _attention(parts: Tensor, layer: Layer, values: Linear, norm_in: Norm | None
         if values.bias is not None:  # rows sum to 1, or to less where there is a sink
             constant += attention[head].sum(-1, keepdim=True) * (values.bias.to(parts)[at] @ weight)
     constant = constant if projection.bias is None else constant + projection.bias.to(parts)
-    if layer.branch_norm is not None:
-        mixed = times(_norm(share_bias(mixed, constant), layer.branch_norm), layer.branch_scale)
-        return _norm(times(parts, layer.residual_scale) + mixed, layer.norm)
-    mixed = times(parts, layer.residual_scale) + times(mixed, layer.branch_scale)
-    return _norm(share_bias(mixed, times(constant, layer.branch_scale)), layer.norm)
+    wiring = layer.equation("attention branch")
+    if wiring.branch_norm is not None:
+        return wiring.rebuild(parts, share_bias(mixed, constant), normed=_norm)
+    total = wiring.carried(parts) + wiring.branch(mixed)
+    return wiring.finish(share_bias(total, wiring.branch(constant)), normed=_norm)
 
 
 def _feedforward(parts: Tensor, rest: FeedForward) -> Tensor:
     """Position by position: only one position's hidden vectors exist at a time."""
-    read = _norm(parts, rest.norm_in)
+    read = _norm(rest.norm_in, parts)
     whole = read.sum(1)
     before = rest.first(whole)
     active = rest.activation(before)
@@ -130,8 +132,7 @@ def _feedforward(parts: Tensor, rest: FeedForward) -> Tensor:
         inner = share_bias(read[i : i + 1] @ linear.weight.to(parts), linear.bias)
         inner *= slope(active[i], before[i]) if rest.gate is None else active[i]
         made[i] = share_bias(inner @ rest.second.weight.to(parts), rest.second.bias)[0]
-    made = times(_norm(made, rest.branch_norm), rest.branch_scale)
-    return _norm(times(parts, rest.residual_scale) + made, rest.norm)
+    return rest.wiring.rebuild(parts, made, normed=_norm)
 
 
 def slope(active: Tensor, before: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from whence.errors import InputError, WiringError
 from whence.mixing.budget import as_bytes
-from whence.mixing.jacobian.fold import norm_tangent
 from whence.mixing.jacobian.sweep import Sweep, columns, prepare, run
 from whence.mixing.mixture import Mixture, check_rows
 from whence.mixing.progress import Progress, bar
@@ -195,7 +194,7 @@ def _squared(
             at = torch.tensor(source)
             directions = torch.cat(tangents)
             if before is not None:
-                directions = norm_tangent(before[0], before[1][at], directions[:, None])[:, 0]
+                directions = before[0].tangent(before[1][at], directions[:, None])[:, 0]
             for i, moved in enumerate(run(sweep, directions, at, heads)):
                 square = moved.to(torch.float64).square().sum(-1) if moved.dtype == torch.float64 else _square(moved)
                 square = square.to(first.device)

@@ -24,6 +24,7 @@ from whence.reading.inputs import Prepared
 from whence.reading.rerun.run import prove_model
 from whence.reading.trace import Layer, Stack, Trace
 from whence.reading.wiring.block_tail import feedforward_of
+from whence.reading.wiring.equation import POST, Wiring
 
 Matrix = Tensor | tuple[Tensor, Tensor]
 """(query, source); or with it which rows are degenerate, (query). Several sequences: both with the sequence first."""
@@ -84,15 +85,13 @@ class LayerView:
         layer, decomposition = self.layer, self.decomposition
         norm, before = layer.second_norm, layer._before_second_norm
         if norm is not None and before is not None:
-            onward = decomposition.through(norm, before.detach().to(decomposition.state))
+            onward = decomposition.through(Wiring(POST, norm), before.detach().to(decomposition.state))
             _check_output(layer, onward.state)
             return onward
         chosen = self.trace.with_model(model)
         proof = prove_model(chosen, Prepared(dict(self.trace.inputs), self.trace.tokens))
         rest = feedforward_of(chosen, proof, self.trace.inputs, self.stack, layer.index)
-        if rest.norm is None:
-            return decomposition
-        return decomposition.through(rest.norm, rest.before_norm(decomposition.state), rest.residual_scale)
+        return decomposition.through(rest.wiring, rest.before_norm(decomposition.state))
 
 
 def by_layer(

@@ -23,7 +23,7 @@ from whence.reading.inputs import Prepared
 from whence.reading.rerun.replay import block_handles, repeated, replay
 from whence.reading.rerun.run import prove_model
 from whence.reading.trace import Trace
-from whence.reading.wiring.proof import AttentionSite
+from whence.reading.wiring.sites import AttentionSite
 
 
 def value_zeroing(

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from whence.errors import InputError, WiringError
 from whence.reading.capture.recorder import mix
-from whence.reading.wiring.dataflow import times
+from whence.reading.tensor_tree import map_tensors
+from whence.reading.wiring.equation import Wiring
 from whence.reading.wiring.norms import Norm
 from whence.reading.wiring.projection import Projection
 
@@ -35,11 +36,7 @@ class Layer:
     _after_attention: Tensor | None  # [query, d], after the post-norm where there is one
     _block_output: Tensor | None  # [query, d]
     _projection: Projection | None
-    wiring: str | None  # post-norm | pre-norm | sandwich | parallel
-    norm: Norm | None  # the norm after the residual add (post-norm)
-    branch_norm: Norm | None  # the norm on the attention branch (sandwich)
-    branch_scale: Tensor | float | None
-    residual_scale: Tensor | float | None
+    wiring: Wiring | None  # the residual equation: kind, norms and factors
     bias: Tensor | None = None  # added to the scaled scores (relative positions), [head, query, key] or broadcastable
     reason: str | None = None  # why wiring or projection are missing
     second_norm: Norm | None = None  # the norm that ends a post-norm block, after the feed-forward layer
@@ -114,9 +111,14 @@ class Layer:
         """T = V W, [head, key, d]: what each key would add to the block's output at full attention."""
         return torch.einsum("hkv,hvd->hkd", self.values, self.projection.weight.to(self.values))
 
-    def _wired(self, tensor: Tensor | None, name: str) -> Tensor:
+    def equation(self, name: str) -> Wiring:
+        """The proved wiring, for what `name` says; refused where it is not proved."""
         if self.wiring is None:
             raise WiringError(f"layer {self.index}: the {name} is not known: {self.reason}")
+        return self.wiring
+
+    def _wired(self, tensor: Tensor | None, name: str) -> Tensor:
+        self.equation(name)
         if tensor is None:
             raise InputError(
                 f"layer {self.index} has no {name}: states were not kept (trace again with keep including 'states'), or "
@@ -137,26 +139,18 @@ class Layer:
     @property
     def branch(self) -> Tensor:
         """[query, d]: the attention block's output as it enters the residual sum (normed and scaled where it is)."""
-        projected = self.projected
-        if self.branch_norm is not None:
-            projected = self.branch_norm(projected)
-        return times(projected, self.branch_scale)
+        return self.equation("attention branch").branch(self.projected)
 
     @property
     def own(self) -> Tensor:
         """[query, d]: all that the token itself carries into the sum: its residual and, in parallel wiring, its side branch."""
-        carried = times(self.block_input, self.residual_scale)
-        return carried + self._wired(self._side, "side branch") if self.wiring == "parallel" else carried
+        wiring = self.equation("residual")
+        return wiring.carried(self.block_input, self._wired(self._side, "side branch") if wiring.parallel else None)
 
     @property
     def before_norm(self) -> Tensor:
         """[query, d]: residual + attention, before a post-norm; what the norm's scale is taken of."""
         return self.own + self.branch
-
-    @property
-    def norm_scale(self) -> Tensor | None:
-        """[query, 1]: what the post-norm divides by at each position; None where there is no post-norm."""
-        return None if self.norm is None else self.norm.scale(self.before_norm)
 
     @property
     def after_attention(self) -> Tensor:
@@ -165,8 +159,7 @@ class Layer:
         In parallel wiring the feed-forward part is in it too, since nothing in the model is the sum without it.
         """
         if self._after_attention is None and self.wiring is not None and self._block_input is not None:
-            state = self.before_norm
-            return state if self.norm is None else self.norm(state)
+            return self.wiring.finish(self.before_norm)
         return self._wired(self._after_attention, "state after attention")
 
     @property
@@ -224,18 +217,8 @@ class Layer:
         )
 
     def _map(self, move: Any) -> Layer:
-        def through(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return move(value)
-            if isinstance(value, Projection):
-                bias, rows = (None if t is None else move(t) for t in (value.bias, value.rows))
-                return Projection(move(value.weight), bias, rows)
-            if isinstance(value, Norm):
-                weight, bias = (None if t is None else move(t) for t in (value.weight, value.bias))
-                return Norm(weight, bias, value.eps, value.centred, value.offset)
-            return value
-
-        return replace(self, **{name: through(getattr(self, name)) for name in self.__dataclass_fields__})
+        moved: Layer = map_tensors(self, move)
+        return moved
 
 
 def refuse_following(what: str, mixes: str | None) -> None:

@@ -3,51 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from torch import Tensor
 
+from whence.reading.wiring.equation import Wiring
 from whence.reading.wiring.norms import Norm
 from whence.reading.wiring.projection import Projection
 
+STORED = {kind.__name__: kind for kind in (Norm, Projection, Wiring)}
+"""What a layer holds besides tensors and plain values: dataclasses, written field by field under their names."""
 
-def pack(key: str, value: Any, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
-    """Tensors into the file's tensors, the rest into its JSON."""
-    part = key.rpartition(".")[2]
+
+def pack(key: str, value: Any, tensors: dict[str, Tensor]) -> Any:
+    """JSON for a value; its tensors go into `tensors`, under names that begin with `key`."""
     if isinstance(value, Tensor):
         tensors[key] = value
-        plain[part] = {"tensor": key}
-    elif isinstance(value, Projection):
-        tensors[f"{key}.weight"] = value.weight
-        for name, tensor in (("bias", value.bias), ("rows", value.rows)):
-            if tensor is not None:
-                tensors[f"{key}.{name}"] = tensor
-        plain[part] = {"projection": key}
-    elif isinstance(value, Norm):
-        for name, tensor in (("weight", value.weight), ("bias", value.bias)):
-            if tensor is not None:
-                tensors[f"{key}.{name}"] = tensor
-        plain[part] = {"norm": key, "eps": value.eps, "centred": value.centred, "offset": value.offset}
-    else:
-        plain[part] = list(value) if isinstance(value, tuple) else value
+        return {"tensor": key}
+    if type(value).__name__ in STORED:
+        parts = {f.name: pack(f"{key}.{f.name}", getattr(value, f.name), tensors) for f in fields(value)}
+        return {"stored": type(value).__name__, **parts}
+    return list(value) if isinstance(value, tuple) else value
 
 
-def parts(stack: str, plain: dict[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Every part of a layer with the key its tensors are stored under."""
-    return {part: (f"{stack}.{plain['index']}.{part}", value) for part, value in plain.items()}
-
-
-def unpack(key: str, value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     """What `pack` stored."""
     if isinstance(value, dict) and "tensor" in value:
         return tensors[value["tensor"]]
-    if isinstance(value, dict) and "projection" in value:
-        return Projection(tensors[f"{key}.weight"], tensors.get(f"{key}.bias"), tensors.get(f"{key}.rows"))
-    if isinstance(value, dict) and "norm" in value:
-        return Norm(
-            tensors.get(f"{key}.weight"), tensors.get(f"{key}.bias"), value["eps"], value["centred"], value["offset"]
-        )
+    if isinstance(value, dict):
+        parts = {name: unpack(part, tensors) for name, part in value.items() if name != "stored"}
+        return STORED[value["stored"]](**parts)
     return tuple(value) if isinstance(value, list) else value
+
+
+def understand_earlier(layer: dict[str, Any], stack: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """A layer's JSON as `pack` writes it now, from files in which it held the parts of its wiring one by one."""
+    if isinstance(layer["wiring"], dict) or "norm" not in layer:
+        return layer
+
+    def now(part: str, value: Any) -> Any:
+        if not isinstance(value, dict) or "tensor" in value:
+            return value
+        names = ("weight", "bias", "rows") if "projection" in value else ("weight", "bias")
+        keys = {name: f"{stack}.{layer['index']}.{part}.{name}" for name in names}
+        held = {name: {"tensor": key} if key in tensors else None for name, key in keys.items()}
+        rest = {name: value[name] for name in ("eps", "centred", "offset") if name in value}
+        return {"stored": "Projection" if "projection" in value else "Norm", **held, **rest}
+
+    parts = {part: now(part, value) for part, value in layer.items()}
+    own = {name: parts.pop(name) for name in ("norm", "branch_norm", "branch_scale", "residual_scale")}
+    kind = parts["wiring"]
+    return {**parts, "wiring": None if kind is None else {"stored": "Wiring", "kind": kind, **own}}
 
 
 def check_sizes(layer: Any, queries: int, keys: int) -> None:

@@ -10,14 +10,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from whence.errors import InputError
 from whence.reading.layer import Layer, ranges, refuse_following
-from whence.reading.storage import check_sizes, pack, parts, unpack
+from whence.reading.storage import check_sizes, pack, understand_earlier, unpack
 from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
 from whence.results.tensor_file import load_tensors, save_tensors, understood
@@ -211,10 +211,8 @@ class Trace:
         for name, stack in self.stacks.items():
             described = []
             for layer in stack.layers:
-                plain: dict[str, Any] = {}
-                for part in layer.__dataclass_fields__:
-                    pack(f"{name}.{layer.index}.{part}", getattr(layer, part), tensors, plain)
-                described.append(plain)
+                held = {part: getattr(layer, part) for part in layer.__dataclass_fields__}
+                described.append({p: pack(f"{name}.{layer.index}.{p}", v, tensors) for p, v in held.items()})
             stacks[name] = {
                 "layers": described,
                 "tokens": stack.tokens.to_dict(),
@@ -237,10 +235,8 @@ class Trace:
         with understood(path, "trace"):
             stacks = {}
             for name, data in header["stacks"].items():
-                layers = tuple(
-                    Layer(**{part: unpack(key, value, tensors) for part, (key, value) in parts(name, plain).items()})
-                    for plain in data["layers"]
-                )
+                described = [understand_earlier(plain, name, tensors) for plain in data["layers"]]
+                layers = tuple(Layer(**{p: unpack(v, tensors) for p, v in plain.items()}) for plain in described)
                 tokens, key_tokens = Tokens.from_dict(data["tokens"]), Tokens.from_dict(data["key_tokens"])
                 for layer in layers:
                     check_sizes(layer, len(tokens), len(key_tokens))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -14,10 +13,12 @@ from whence.reading.capture.recorder import Call
 from whence.reading.inputs import Prepared, label_ids
 from whence.reading.rerun.run import Outcome
 from whence.reading.trace import Layer, Stack, Trace
-from whence.reading.wiring.dataflow import times
+from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.projection import Projection
-from whence.reading.wiring.proof import AttentionSite, Proof, check_weights, is_causal
-from whence.reading.wiring.residual import Handle, Side
+from whence.reading.wiring.proof import Proof
+from whence.reading.wiring.proof_inputs import check_weights
+from whence.reading.wiring.sites import AttentionSite
+from whence.reading.wiring.stacks import is_causal
 from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
 
@@ -136,7 +137,7 @@ def _length(call: Call, outcome: Outcome, site: AttentionSite, *, query: bool) -
     if ids is not None:
         return ids.shape[1]
     # An image: the states themselves say how many positions there are.
-    handle = site.wiring.residual if site.wiring is not None else None
+    handle = site.state_handles.residual if site.state_handles is not None else None
     state = outcome.states.get(handle) if handle is not None else None
     if state is None:
         raise InputError("nothing that was kept shows how many positions this input has: keep attention or values too.")
@@ -198,10 +199,6 @@ def _layer(
             return None
         return _at(tensor[row], queries)
 
-    def added(sides: Sequence[Side]) -> Tensor | None:
-        parts = [times(part, side.scale) for side in sides if (part := state(side.handle)) is not None]
-        return torch.stack(parts).sum(0) if parts and len(parts) == len(sides) else None
-
     attention = head(call.weights, queries, "attention")
     visible = call.visible
     if visible is not None:
@@ -213,7 +210,7 @@ def _layer(
     bias = call.bias
     if bias is not None:
         bias = pairs(bias)
-    wiring = site.wiring if site.reason_c is None else None
+    handles = None if site.proved_wiring is None else site.state_handles
     second = site.second_norm
     keys_proved = site.keys_error is not None and site.keys_error <= tolerance
     return Layer(
@@ -228,19 +225,15 @@ def _layer(
         scale=call.scale if call.scale is None else float(call.scale),
         keys_proved=keys_proved,
         causal=site.causal if n_query < 2 else is_causal(attention, visible, n_query, n_key),
-        _block_input=None if wiring is None else state(wiring.residual),
-        _after_attention=None if wiring is None else state(wiring.after),
-        _block_output=None if wiring is None else state(site.block_output),
+        _block_input=None if handles is None else state(handles.residual),
+        _after_attention=None if handles is None else state(handles.after),
+        _block_output=None if handles is None else state(site.block_output),
         _projection=_projection(site, outcome, row, queries),
-        wiring=None if wiring is None else wiring.kind,
-        norm=None if wiring is None else wiring.norm,
-        branch_norm=None if wiring is None else wiring.branch_norm,
-        branch_scale=None if wiring is None else wiring.branch_scale,
-        residual_scale=None if wiring is None else wiring.residual_scale,
+        wiring=site.proved_wiring,
         bias=bias if "keys" in wanted else None,
         reason=site.reason_b or site.reason_c,
         second_norm=None if second is None else second.norm,
         _before_second_norm=None if second is None else state(second.before),
-        _side=None if wiring is None else added(wiring.sides),
+        _side=None if handles is None else handles.side_part(state),
         sink=None if call.sink is None else _at(call.sink[row], queries, 1),
     )

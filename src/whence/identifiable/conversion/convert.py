@@ -254,6 +254,7 @@ def _statement(
         slices = traced[number].projection.weight.detach().double()
         value = places[at].value.weight.detach().double().unflatten(0, (heads, size)).mT
         facts.append(facts_of(number, key_size, value, slices, slices.flatten(0, 1), mixing[at].double()))
+    kind = traced[0].equation("wiring").kind
     return state(
         tuple(facts),
         heads=mixing[0].shape[0],
@@ -261,6 +262,6 @@ def _statement(
         keys="tied",
         attention="softmax",
         positions=str(getattr(model.model.config, "position_embedding_type", "learned")),
-        norm="post" if traced[0].wiring == "post-norm" else str(traced[0].wiring),
+        norm="post" if kind == "post-norm" else kind,
         max_length=limit,
     )

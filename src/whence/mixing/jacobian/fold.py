@@ -22,7 +22,8 @@ from torch import Tensor
 from whence.mixing.jacobian.forward_mode import Runner
 from whence.mixing.jacobian.scores import Scores
 from whence.reading.trace import Layer
-from whence.reading.wiring.block_tail import FeedForward, Reading, times
+from whence.reading.wiring.block_tail import BlockReading
+from whence.reading.wiring.feedforward import FeedForward
 from whence.reading.wiring.norms import Norm
 
 
@@ -47,7 +48,7 @@ class Fold:
     def read(self, tangent: Tensor, at: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
         """(position, c, d) → δk, δv of these positions, each (position, c, head, …)."""
         if self.norm_in is not None:
-            tangent = norm_tangent(self.norm_in, self.block_input[at], tangent)
+            tangent = self.norm_in.tangent(self.block_input[at], tangent)
         count = self.heads.shape[0]
         made = []
         for matrix in (self.keys, self.values):
@@ -117,30 +118,18 @@ class Fold:
         )
 
 
-def norm_tangent(norm: Norm, x: Tensor, tangent: Tensor) -> Tensor:
-    """The norm's derivative at x (n, d) along tangents (n, c, d)."""
-    scale = norm.scale(x)[:, None]
-    if norm.centred:
-        x = x - x.mean(-1, keepdim=True)
-        tangent = tangent - tangent.mean(-1, keepdim=True)
-    unit = x[:, None] / scale
-    along = (tangent * unit).mean(-1, keepdim=True)
-    out = (tangent - unit * along) / scale
-    gain = norm.gain
-    return out if gain is None else out * gain.to(out)
-
-
 # -- from the block's parts ----------------------------------------------------------------------------------------
 
 
-def fold_read(layer: Layer, reading: Reading, scores: Scores) -> Fold:
+def fold_read(layer: Layer, reading: BlockReading, scores: Scores) -> Fold:
     """The matrices of a block whose every part was read and proved, a few positions at a time."""
     assert reading.feedforward is not None
     assert reading.maps is not None
     r, weight = layer.block_input, layer.projection.weight.to(layer.block_input).flatten(0, 1)  # (head · d_v, d)
     n, width = r.shape
     projected, total = layer.projected, layer.before_norm
-    state = total if layer.norm is None else layer.norm(total)
+    wiring = layer.equation("attention branch")
+    state = wiring.finish(total)
     query_map, key_map, value_map = (m.weight.to(r) for m in reading.maps)
     covariance = _covariance(layer, scores)  # (n, head, d_k, d_v)
     d_residual, d_heads = r.new_empty(n, width, width), r.new_empty(n, len(weight), width)
@@ -148,20 +137,15 @@ def fold_read(layer: Layer, reading: Reading, scores: Scores) -> Fold:
     per_head = query_map.unflatten(-1, (covariance.shape[1], -1)).transpose(0, 1).contiguous()  # (head, d, d_k)
     for first in range(0, n, _TOGETHER):
         at = slice(first, min(first + _TOGETHER, n))
-        base = _tail(reading.feedforward, state[at])
-        if layer.norm is not None:
-            base = _norm_matrix_times(layer.norm, total[at], base)  # from the sum of residual and attention on
-        onward = weight.expand(at.stop - first, *weight.shape)
-        if layer.branch_norm is not None:
-            onward = norm_tangent(layer.branch_norm, projected[at], onward)
-        torch.bmm(times(onward, layer.branch_scale), base, out=d_heads[at])
+        # From the sum of residual and attention on.
+        base = wiring.norm_jacobian_times(total[at], _tail(reading.feedforward, state[at]))
+        onward = wiring.branch_tangent(projected[at], weight.expand(at.stop - first, *weight.shape))
+        torch.bmm(onward, base, out=d_heads[at])
         query_part = torch.matmul(per_head, covariance[at]).transpose(1, 2).flatten(2)  # (many, d, head · d_v)
         if reading.norm_in is not None:
-            query_part = _norm_matrix_times(reading.norm_in, r[at], query_part)
+            query_part = reading.norm_in.jacobian_times(r[at], query_part)
         query[at] = query_part
-        carried = layer.residual_scale
-        carried = carried[:, None] if isinstance(carried, Tensor) and carried.dim() == 1 else carried
-        torch.baddbmm(times(base, carried), query_part, d_heads[at], out=d_residual[at])
+        torch.baddbmm(wiring.carried_jacobian_times(base), query_part, d_heads[at], out=d_residual[at])
     queries = layer.queries * scores.scale
     return Fold(
         d_residual,
@@ -183,18 +167,6 @@ def fold_read(layer: Layer, reading: Reading, scores: Scores) -> Fold:
 _TOGETHER = 4  # positions worked on together: their matrices stay in the processor's cache
 
 
-def _norm_matrix_times(norm: Norm, x: Tensor, right: Tensor) -> Tensor:
-    """N_j · right_j, with N_j (d, d) the norm's derivative at x_j for row vectors: δn = δx N_j."""
-    gain = norm.gain
-    right = right if gain is None else right * gain.to(right)[:, None]
-    scale = norm.scale(x)[:, :, None]
-    if norm.centred:
-        x = x - x.mean(-1, keepdim=True)
-    unit = x[:, :, None] / scale
-    right = (right - unit * (unit * right).mean(1, keepdim=True)) / scale
-    return right - right.mean(1, keepdim=True) if norm.centred else right
-
-
 def _tail(rest: FeedForward, state: Tensor) -> Tensor:
     """(n, d, d): the derivative of the feed-forward part of the block at each position."""
     width = state.shape[1]
@@ -210,11 +182,11 @@ def _tail(rest: FeedForward, state: Tensor) -> Tensor:
         hidden = hidden + rest.gate.weight.to(state) * rest.activation(before)[:, None]
     made = hidden @ second
     if rest.norm_in is not None:
-        made = _norm_matrix_times(rest.norm_in, state, made)
-    if rest.branch_norm is not None:
-        made = norm_tangent(rest.branch_norm, rest.second(rest.hidden(read)), made)
-    total = times(made, rest.branch_scale) + times(torch.eye(width).to(state), rest.residual_scale)
-    return total if rest.norm is None else norm_tangent(rest.norm, rest.before_norm(state), total)
+        made = rest.norm_in.jacobian_times(state, made)
+    wiring = rest.wiring
+    branch = made if wiring.branch_norm is None else rest.second(rest.hidden(read))
+    total = wiring.branch_tangent(branch, made) + wiring.carried(torch.eye(width).to(state))
+    return wiring.norm_tangent(rest.before_norm(state), total)
 
 
 def _slope(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -297,4 +269,4 @@ def block_jacobians(runner: Runner, chunk: int = 64) -> list[BlockJacobians]:
     return made
 
 
-__all__ = ["BlockJacobians", "Fold", "block_jacobians", "fold_read", "norm_tangent"]
+__all__ = ["BlockJacobians", "Fold", "block_jacobians", "fold_read"]

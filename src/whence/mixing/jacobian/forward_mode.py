@@ -28,8 +28,9 @@ from whence.reading.capture.untouched import evaluating
 from whence.reading.rerun.replay import Change, block_handles, repeated, replay, touching
 from whence.reading.rerun.run import on_device
 from whence.reading.trace import Layer
-from whence.reading.wiring.proof import AttentionSite, Proof
-from whence.reading.wiring.residual import Handle
+from whence.reading.wiring.handles import Handle
+from whence.reading.wiring.proof import Proof
+from whence.reading.wiring.sites import AttentionSite
 
 _one_at_a_time = threading.RLock()
 """torch counts the levels of forward mode for the whole process: two threads would end each other's."""

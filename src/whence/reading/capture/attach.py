@@ -16,8 +16,8 @@ from whence.reading.capture import interface
 from whence.reading.capture.function_mode import AttentionMode
 from whence.reading.capture.recorder import AttentionRecorder, listening
 from whence.reading.capture.untouched import evaluating
+from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.op_graph import follow
-from whence.reading.wiring.residual import Handle
 
 __all__ = ["FUNCTION_MODE", "INTERFACE", "accepted", "attached", "evaluating", "lock_of", "picking_up"]
 

@@ -18,22 +18,23 @@ from whence.reading.capture.attach import accepted, attached
 from whence.reading.capture.recorder import AttentionRecorder, Edit
 from whence.reading.rerun.run import on_device
 from whence.reading.rerun.touching import Change, touching
-from whence.reading.wiring.proof import AttentionSite, Proof
-from whence.reading.wiring.residual import Handle
+from whence.reading.wiring.handles import Handle
+from whence.reading.wiring.proof import Proof
+from whence.reading.wiring.sites import AttentionSite
 
 
 def block_handles(site: AttentionSite) -> tuple[Handle, Handle]:
     """Where a block's input and output are seen; refused where they are not."""
-    wiring = site.wiring
-    if wiring is None or site.reason_c is not None or wiring.residual is None:
+    block_input = None if site.proved_wiring is None or site.state_handles is None else site.state_handles.residual
+    if block_input is None:
         raise WiringError(
             f"{site.stack} layer {site.layer}: its wiring is not proved ({site.reason_b or site.reason_c})."
         )
-    if not wiring.residual.onward:
+    if not block_input.onward:
         raise WiringError(f"{site.stack} layer {site.layer}: no module passes on the state that the block reads.")
     if site.block_output is None:
         raise WiringError(f"{site.stack} layer {site.layer}: no module shows the state after the block.")
-    return wiring.residual, site.block_output
+    return block_input, site.block_output
 
 
 def replay(

@@ -18,10 +18,10 @@ from whence.reading.capture.attach import accepted, attached, picking_up
 from whence.reading.capture.recorder import AttentionRecorder, Call, Edit
 from whence.reading.inputs import Prepared, beginning
 from whence.reading.trace import KEEP
+from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.on_text import assert_on_text
 from whence.reading.wiring.op_graph import OpGraph
 from whence.reading.wiring.proof import Proof, proof_of
-from whence.reading.wiring.residual import Handle
 from whence.reading.wiring.row_map import find_row_map
 
 

@@ -16,7 +16,8 @@ from whence.reading.capture.untouched import guarded
 from whence.reading.inputs import Prepared
 from whence.reading.rerun.run import prove_model, run
 from whence.reading.trace import Trace
-from whence.reading.wiring.proof import AttentionSite, Proof
+from whence.reading.wiring.proof import Proof
+from whence.reading.wiring.sites import AttentionSite
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.op_graph import follow
-from whence.reading.wiring.residual import Handle
 
 Change = Callable[[Tensor], Tensor]
 

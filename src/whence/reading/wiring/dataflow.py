@@ -87,10 +87,3 @@ def constant_factor(op: Op, used: Node) -> Tensor | float | None:
         if isinstance(arg, Tensor) and arg is not used.tensor and (arg.numel() == 1 or arg.dim() == 1):
             return arg.detach().reciprocal() if inverse else arg.detach()
     return None
-
-
-def times(x: Tensor, factor: Tensor | float | None) -> Tensor:
-    """x · factor, where there is one."""
-    if factor is None:
-        return x
-    return x * (factor.to(x) if isinstance(factor, Tensor) else factor)

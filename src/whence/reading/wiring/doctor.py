@@ -10,14 +10,15 @@ import torch
 from whence.errors import InputError
 from whence.model.load import Model, as_model
 from whence.reading.inputs import Prepared, beginning, prepare
-from whence.reading.wiring.proof import AttentionSite, Proof, proof_of
+from whence.reading.wiring.proof import Proof, proof_of
+from whence.reading.wiring.sites import AttentionSite
 from whence.results.provenance import Provenance
 
 TEXT = "The doctor asked whence the numbers came, and checked every one of them twice."
 
 
 @dataclass(frozen=True)
-class Report:
+class Diagnosis:
     """The errors of the six checks; `trusted` only if all that was claimed was proved."""
 
     proof: Proof
@@ -77,7 +78,7 @@ def _layer(site: AttentionSite) -> dict[str, Any]:
         "key_value_heads": site.groups,
         "head_size": site.head_size,
         "causal": site.causal,
-        "wiring": site.wiring.kind if site.wiring is not None and site.reason_c is None else None,
+        "wiring": None if site.proved_wiring is None else site.proved_wiring.kind,
         "a": site.error_a,
         "b": site.error_b,
         "c": site.error_c,
@@ -87,7 +88,7 @@ def _layer(site: AttentionSite) -> dict[str, Any]:
     }
 
 
-def doctor(model: Any = None, text: Any = None) -> Report:
+def doctor(model: Any = None, text: Any = None) -> Diagnosis:
     """Prove the reading of a model, on `text` or on a sentence of its own.
 
     >>> import whence
@@ -99,7 +100,7 @@ def doctor(model: Any = None, text: Any = None) -> Report:
     from whence.reading.rerun.run import on_device
 
     proof = proof_of(chosen.model, on_device(chosen, inputs))
-    return Report(proof, Provenance(chosen.name, "doctor", {}, source=chosen))
+    return Diagnosis(proof, Provenance(chosen.name, "doctor", {}, source=chosen))
 
 
 def example(model: Model, text: Any = None) -> Prepared:

@@ -11,12 +11,12 @@ from whence.model.offload import parameters_of
 from whence.reading.wiring.op_graph import deviation
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Norm:
-    """y = gain ⊙ (x − centred·mean x) / scale(x) + bias.
+    """y = L(x) / σ(x) + bias, with L(x) = gain ⊙ (x − centred·mean x) linear and σ one number for each position.
 
-    `scale` is the standard deviation (centred) or the root mean square (not centred), with eps inside the root as the
-    model has it.
+    σ (`scale`) is the standard deviation (centred) or the root mean square (not centred), with eps inside the root as
+    the model has it. All that the measures need of a norm is here, so that a new kind of norm is a change of this file.
     """
 
     weight: Tensor | None  # (d,), as the model stores it (shared with the model, not copied)
@@ -34,22 +34,55 @@ class Norm:
     def kind(self) -> str:
         return "LayerNorm" if self.centred else "RMSNorm"
 
-    def linear(self, x: Tensor) -> Tensor:
-        """L(x) = gain ⊙ (x − mean x), the part that is linear in x."""
-        if self.centred:
-            x = x - x.mean(dim=-1, keepdim=True)
+    def centre(self, x: Tensor, axis: int = -1) -> Tensor:
+        """x − mean x, or x itself where the norm does not centre."""
+        return x - x.mean(dim=axis, keepdim=True) if self.centred else x
+
+    def _gained(self, x: Tensor) -> Tensor:
         gain = self.gain
         return x if gain is None else x * gain.to(x)
 
+    def linear(self, x: Tensor) -> Tensor:
+        """L(x) = gain ⊙ (x − mean x), the part that is linear in x."""
+        return self._gained(self.centre(x))
+
+    def adjoint(self, direction: Tensor) -> Tensor:
+        """Lᵀ: direction · L(x) = adjoint(direction) · x for every x."""
+        return self.centre(self._gained(direction))
+
     def scale(self, x: Tensor) -> Tensor:
-        """(…, d) → (…, 1): what L(x) is divided by."""
-        if self.centred:
-            x = x - x.mean(dim=-1, keepdim=True)
-        return (x.square().mean(dim=-1, keepdim=True) + self.eps).sqrt()
+        """(…, d) → (…, 1): σ(x), what L(x) is divided by."""
+        return (self.centre(x).square().mean(dim=-1, keepdim=True) + self.eps).sqrt()
+
+    def shifted(self, y: Tensor) -> Tensor:
+        """y + bias, where there is one."""
+        return y if self.bias is None else y + self.bias.detach().to(y)
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = self.linear(x) / self.scale(x)
-        return y if self.bias is None else y + self.bias.to(y)
+        return self.shifted(self.linear(x) / self.scale(x))
+
+    def with_factor(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """norm(x), and 1 / σ(x) (…, 1): one pass over x where torch has one."""
+        if not self.centred:
+            factor = self.scale(x).reciprocal()
+            return self.shifted(self.linear(x) * factor), factor
+        gain, bias = (None if t is None else t.detach().to(x) for t in (self.gain, self.bias))
+        y, _, factor = torch.native_layer_norm(x, [x.shape[-1]], gain, bias, self.eps)
+        return y, factor
+
+    def tangent(self, x: Tensor, tangent: Tensor) -> Tensor:
+        """The derivative at x (n, d) along tangents (n, c, d)."""
+        scale = self.scale(x)[:, None]
+        unit, tangent = self.centre(x)[:, None] / scale, self.centre(tangent)
+        return self._gained((tangent - unit * (tangent * unit).mean(-1, keepdim=True)) / scale)
+
+    def jacobian_times(self, x: Tensor, right: Tensor) -> Tensor:
+        """N_j · right_j (n, d, c), with N_j (d, d) the derivative at x_j for row vectors: δy = δx N_j."""
+        gain = self.gain
+        right = right if gain is None else right * gain.to(right)[:, None]
+        scale = self.scale(x)[:, :, None]
+        unit = self.centre(x)[:, :, None] / scale
+        return self.centre((right - unit * (unit * right).mean(1, keepdim=True)) / scale, axis=1)
 
 
 Reading = tuple[Tensor | None, Tensor | None, float]  # weight, bias, what is added to the weight

@@ -19,12 +19,11 @@ from torch import Tensor
 
 from whence.errors import ModelError
 from whence.reading.capture.recorder import Call, mix
-from whence.reading.wiring.dataflow import times
+from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.projection import Projection
-from whence.reading.wiring.residual import Handle
 
 if TYPE_CHECKING:
-    from whence.reading.wiring.proof import AttentionSite
+    from whence.reading.wiring.sites import AttentionSite
 
 ROWS = 1  # of every sequence, rebuilt whole where a norm stands in the way of random projections
 
@@ -45,36 +44,36 @@ def assert_on_text(
         if values.dim() == 4 and weights.dim() == 4:
             seen = mix(weights, values @ direction[:, None])[..., 0]
             _refuse(seen, heads @ direction, tolerance, name, site, "attention · values is not its head output")
-        wiring = site.wiring if site.reason_c is None else None
-        after = None if wiring is None or wiring.after is None else states.get(wiring.after)
-        residual = None if wiring is None or wiring.residual is None else states.get(wiring.residual)
-        if site.projection is None or wiring is None or after is None or residual is None:
+        wiring, handles = site.proved_wiring, site.state_handles
+        if site.projection is None or wiring is None or handles is None:
+            continue
+        after, residual = (None if h is None else states.get(h) for h in (handles.after, handles.residual))
+        if after is None or residual is None:
             continue
         if site.projection.rows is not None:  # a map of its own for every row: found anew, and proved, in each pass
             continue
         if after.dim() != 3 or residual.shape != after.shape or after.shape[:2] != (heads.shape[0], heads.shape[2]):
             continue
-        sides = [times(states[side.handle], side.scale) for side in wiring.sides if side.handle in states]
-        if len(sides) < len(wiring.sides):
+        side = handles.side_part(states.get)
+        if side is None and handles.sides:
             continue
         weight, bias = _matrix(site.projection, _working(heads))
-        if wiring.norm is not None or wiring.branch_norm is not None:
+        if not wiring.linear:
             rows = _rows(after.shape[1])
-            some = [t[:, rows].flatten(0, 1) for t in (after, residual, *sides)]
+            some = [t[:, rows].flatten(0, 1) for t in (after, residual, *(() if side is None else (side,)))]
             projected = heads[:, :, rows].transpose(1, 2).flatten(2).flatten(0, 1).to(weight) @ weight
             projected = projected if bias is None else projected + bias
-            other = torch.stack(some[2:]).sum(0).to(projected) if sides else None
+            other = None if side is None else some[2].to(projected)
             rebuilt = wiring.rebuild(some[1].to(projected), projected, other)
             what = f"{wiring.kind} wiring does not give its state after attention"
             _refuse(rebuilt, some[0], tolerance, name, site, what)
         else:
             along = _direction(after.shape[-1], weight)
-            into = times(along, wiring.branch_scale)  # the branch's factor is a diagonal matrix, so it may act on r
+            back, into = wiring.toward(along)
             each = (weight @ into).view(heads.shape[1], heads.shape[-1], 1)
-            total = (heads.to(along) @ each).sum((1, 3)) + residual.to(along) @ times(along, wiring.residual_scale)
+            total = (heads.to(along) @ each).sum((1, 3)) + residual.to(along) @ back
             total = total if bias is None else total + bias @ into
-            for side in sides:
-                total = total + side.to(along) @ along
+            total = total if side is None else total + side.to(along) @ along
             what = f"{wiring.kind} wiring does not give its state after attention"
             _refuse(total, after.to(along) @ along, tolerance, name, site, what)
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from whence.reading.wiring.dataflow import ADD, closure, consumers, origins
+from whence.reading.wiring.equation import POST
+from whence.reading.wiring.handles import Handle, find_handle
+from whence.reading.wiring.norm_search import norm_of
 from whence.reading.wiring.norms import Norm
 from whence.reading.wiring.op_graph import Op, OpGraph, deviation
-from whence.reading.wiring.residual import POST, Handle, WiringEvidence, block_output, find_handle, norm_of
+from whence.reading.wiring.residual import WiringEvidence, block_output
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,218 @@
+"""The feed-forward half of a block, from the state after attention to the block's output.
+
+    o = wiring( s, W₂ (act(W₁ n(s)) [⊙ W₃ n(s)]) )
+
+each part absent where the model has none. Found like the attention's wiring, by following tensors on the graph of one
+short pass, and proved by rebuilding the block's output from the state in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from whence.reading.wiring.dataflow import (
+    ADD,
+    DIV,
+    MUL,
+    NotRecognised,
+    ancestors,
+    closure,
+    constant_factor,
+    consumers,
+    origins,
+)
+from whence.reading.wiring.equation import POST, PRE, SANDWICH, Factor, Wiring
+from whence.reading.wiring.linear_maps import LinearMap, as_linear_map, linear_behind
+from whence.reading.wiring.norm_search import norm_making, norm_of
+from whence.reading.wiring.norms import Norm
+from whence.reading.wiring.op_graph import Node, Op, OpGraph, deviation, flat
+from whence.reading.wiring.residual import WiringEvidence, block_output
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """The second half of a block, as a function of each position's state alone."""
+
+    norm_in: Norm | None  # pre-norm: what the first linear map reads is normed
+    first: LinearMap
+    activation: Callable[[Tensor], Tensor]
+    gate: LinearMap | None  # what the activation is multiplied by, where it is gated
+    second: LinearMap
+    wiring: Wiring
+    error: float = 0.0
+
+    def read(self, state: Tensor) -> Tensor:
+        """n(s)"""
+        return state if self.norm_in is None else self.norm_in(state)
+
+    def hidden(self, read: Tensor) -> Tensor:
+        """What the second linear map is given, from n(s)."""
+        hidden = self.activation(self.first(read))
+        return hidden if self.gate is None else hidden * self.gate(read)
+
+    def before_norm(self, state: Tensor) -> Tensor:
+        """The sum of state and branch, before a post-norm."""
+        return self.wiring.carried(state) + self.wiring.branch(self.second(self.hidden(self.read(state))))
+
+    def __call__(self, state: Tensor) -> Tensor:
+        """(…, d) → (…, d): the block's output."""
+        return self.wiring.finish(self.before_norm(state))
+
+
+def find_feedforward(
+    graph: OpGraph, op: Op | None, found: WiringEvidence, others: set[int], tolerance: float
+) -> FeedForward:
+    """The half that follows the attention call made by `op`. others: ids of where the other attention calls start."""
+    state, wiring = found.state, found.wiring
+    if op is None or state is None or wiring is None or found.reason_c is not None:
+        raise NotRecognised(f"the state after attention is not known ({found.reason_c or found.reason_b})")
+    if wiring.parallel:
+        raise NotRecognised("attention and feed-forward layer are parallel: there is no state between them")
+    out = block_output(op, found)
+    if out is None:
+        raise NotRecognised("no module shows the state after the block")
+    if id(out) in {id(n) for n in (*origins(state), *closure(state))}:
+        raise NotRecognised("the block ends with its attention")
+    if ancestors([out]) & (others - ancestors([state])):
+        raise NotRecognised("another attention layer stands between this one and the end of the block")
+    last = {id(n) for n in origins(out)}
+    same = {id(n) for n in (*origins(state), *closure(state))}
+    for add, used in consumers(closure(state)):
+        direct = add.name in ADD
+        scaled = add.name in MUL | DIV and constant_factor(add, used) is not None
+        if not direct and not scaled:
+            continue
+        residual_scale = None
+        if scaled:
+            residual_scale = constant_factor(add, used)
+            sums = [o for o, _ in consumers(closure(add.outputs[0])) if o.name in ADD]
+            if not sums:
+                continue
+            used, add = add.outputs[0], sums[0]
+        rest = [n for n in add.inputs if id(n) not in {id(m) for m in (*origins(used), *closure(used))}]
+        if len(rest) != 1 or rest[0].value.numel() != state.value.numel():
+            continue
+        total, norm = add.outputs[0], None
+        if not last & {id(n) for n in (*closure(total), *origins(total))}:
+            after = norm_of(total, consumers(closure(total)), tolerance)
+            if after is None or not last & {id(n) for n in (*closure(after[1]), *origins(after[1]))}:
+                continue
+            norm = after[0]
+        made = _branch(graph, rest[0], same, residual_scale, norm, tolerance)
+        rebuilt = made(flat(state.value))
+        error = deviation(flat(out.value), rebuilt)
+        if error > tolerance:
+            raise NotRecognised(f"rebuilding the block's output misses it by {error:.1e} (tolerance {tolerance:.0e})")
+        return replace(made, error=error)
+    raise NotRecognised("no sum of the state after attention and something made of it gives the block's output")
+
+
+def _branch(
+    graph: OpGraph,
+    node: Node,
+    same: set[int],
+    residual_scale: Factor,
+    norm: Norm | None,
+    tolerance: float,
+) -> FeedForward:
+    """Back from the branch's end: factor, norm, second linear map, activation, first linear map, norm."""
+    scale: Factor = None
+    branch_norm: Norm | None = None
+    for _ in range(6):
+        node = origins(node)[-1]
+        op = node.producer
+        if op is None:
+            raise NotRecognised("the feed-forward branch comes from nowhere")
+        second = as_linear_map(op)
+        if second is not None:
+            break
+        normed = norm_making(graph, node, tolerance)
+        if normed is not None and branch_norm is None:
+            branch_norm, node = normed
+            continue
+        inner = next((n for n in op.inputs if n.value.shape == node.value.shape), None)
+        factor = None if inner is None or op.name not in MUL | DIV else constant_factor(op, inner)
+        if factor is None or inner is None or branch_norm is not None:
+            raise NotRecognised(f"the feed-forward branch ends in {op.name}, which is not a linear map")
+        scale = factor if scale is None else scale * factor
+        node = inner
+    else:
+        raise NotRecognised("the feed-forward branch does not end in a linear map")
+    hidden = origins(second[0])[-1]
+    first, activation, gate, read = _first(hidden)
+    norm_in: Norm | None = None
+    if not same & {id(n) for n in origins(read)}:
+        normed = norm_making(graph, read, tolerance)
+        if normed is None or not same & {id(n) for n in origins(normed[1])}:
+            raise NotRecognised("the feed-forward layer reads neither the state after attention nor a norm of it")
+        norm_in = normed[0]
+    kind = POST if norm is not None else PRE if branch_norm is None else SANDWICH
+    wiring = Wiring(kind, norm, branch_norm, scale, residual_scale)
+    return FeedForward(norm_in, first, activation, gate, second[1], wiring)
+
+
+def _first(hidden: Node) -> tuple[LinearMap, Callable[[Tensor], Tensor], LinearMap | None, Node]:
+    """From what the second linear map reads back to the first: the activation between them, and a gate."""
+    op = hidden.producer
+    tensors = [] if op is None else [n for n in op.inputs if n.value.shape == hidden.value.shape]
+    if op is not None and op.name in MUL and len(tensors) == 2 and _gated(tensors):
+        sides = [linear_behind(n) for n in tensors]
+        for (plain, other), (gate, first) in (((0, 1), sides), ((1, 0), sides[::-1])):
+            if gate is None or gate[2] is not tensors[plain]:
+                continue
+            first = linear_behind(tensors[other])
+            if first is None or first[0] is not gate[0]:
+                continue
+            return first[1], _elementwise(first[2], tensors[other]), gate[1], first[0]
+        raise NotRecognised("the feed-forward layer multiplies two things, neither of which is a plain linear map")
+    behind = linear_behind(hidden)
+    if behind is None:
+        raise NotRecognised("no single linear map stands before the feed-forward layer's activation")
+    return behind[1], _elementwise(behind[2], hidden), None, behind[0]
+
+
+def _gated(nodes: list[Node]) -> bool:
+    """Both factors come from linear maps, and not from one another (x · sigmoid(x) is an activation, not a gate)."""
+    sides = [linear_behind(n) for n in nodes]
+    if any(side is None for side in sides):
+        return False
+    left, right = sides
+    assert left is not None
+    assert right is not None
+    return left[2] is not right[2]
+
+
+def _elementwise(start: Node, end: Node) -> Callable[[Tensor], Tensor]:
+    """The function from `start` to `end`, by running the operations between them again on other numbers."""
+
+    def function(x: Tensor) -> Tensor:
+        known: dict[int, Any] = {id(start): x}
+
+        def value(node: Node) -> Any:
+            if id(node) not in known:
+                op = node.producer
+                if op is None or id(start) not in ancestors([node]):
+                    known[id(node)] = node.value.to(x) if node.value.is_floating_point() else node.value
+                else:
+                    known[id(node)] = op.func(*_put(op.args, op, value), **_put(op.kwargs, op, value))
+            return known[id(node)]
+
+        made: Tensor = value(end)
+        return made
+
+    return function
+
+
+def _put(things: Any, op: Op, value: Callable[[Node], Any]) -> Any:
+    """The arguments of an operation with its input tensors made anew."""
+    if isinstance(things, Tensor):
+        return next((value(n) for n in op.inputs if n.tensor is things), things)
+    if isinstance(things, (list, tuple)):
+        return type(things)(_put(t, op, value) for t in things)
+    if isinstance(things, dict):
+        return {k: _put(t, op, value) for k, t in things.items()}
+    return things

@@ -1,0 +1,77 @@
+"""Which stack an attention call belongs to: encoder, decoder or cross, by where it runs and where its keys come from."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from whence.reading.capture.recorder import Call
+from whence.reading.wiring.dataflow import ancestors, closure, origins
+from whence.reading.wiring.op_graph import Op, OpGraph
+from whence.reading.wiring.residual import WiringEvidence
+
+
+def is_causal(attention: Tensor | None, visible: Tensor | None, n_query: int, n_key: int) -> bool:
+    """Whether no query looks at a later key, by the weights (…, query, key) of a text or, without them, by its mask."""
+    seen = attention if attention is not None else visible
+    return n_query == n_key and n_query > 1 and seen is not None and not bool(seen[..., :n_key].triu(1).any())
+
+
+def stack_names(
+    model: nn.Module,
+    graph: OpGraph,
+    calls: list[Call],
+    ops: list[Op | None],
+    readings: list[tuple[float, WiringEvidence]],
+) -> list[str]:
+    """Which stack each call belongs to, by where it runs and where its keys come from."""
+    config = getattr(model, "config", None)
+    two = getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)
+    cross = [_reads_elsewhere(graph, call, found, two) for call, (_, found) in zip(calls, readings, strict=True)]
+    if not two:  # fewer queries than keys are no other stream where the queries' stream was pooled from the keys'
+        pooled = [_pooled(graph, call, found) for call, (_, found) in zip(calls, readings, strict=True)]
+        if all(p for p, other in zip(pooled, cross, strict=True) if other):
+            cross = [False] * len(cross)
+    if two or any(cross):
+        decoder = submodule(model, "get_decoder")
+        names = []
+        for op, elsewhere in zip(ops, cross, strict=True):
+            inside = op is not None and any(region.module is decoder for region in op.region)
+            names.append("cross" if elsewhere else "decoder" if inside or decoder is None else "encoder")
+        return names
+    return [
+        "decoder" if any(is_causal(call.weights, None, *call.weights.shape[-2:]) for call in calls) else "encoder"
+    ] * len(calls)
+
+
+def _pooled(graph: OpGraph, call: Call, found: WiringEvidence) -> bool:
+    """Whether the stream that this call's output is added to was itself made from the one that the keys are read from."""
+    if found.residual is None or call.key is None:
+        return False
+    op, read = graph.node(call.key).producer, None
+    while op is not None and op.inputs:  # back to what the keys' linear map reads
+        read = op.inputs[0]
+        if op.name in ("linear", "addmm", "matmul"):
+            break
+        op = read.producer
+    return read is not None and bool({id(n) for n in origins(read)} & ancestors([found.residual]))
+
+
+def _reads_elsewhere(graph: OpGraph, call: Call, found: WiringEvidence, two: bool) -> bool:
+    """Cross-attention: the keys do not come from the stream that the output is added to.
+
+    In a model of one stack the lengths decide: layers may share keys with an earlier layer, which is no other stream.
+    """
+    n_query, n_key = call.weights.shape[-2:]
+    if found.residual is None or call.key is None or not two:
+        return n_query != n_key
+    stream: set[int] = {id(n) for n in (*origins(found.residual), *closure(found.residual))}
+    return not (ancestors([graph.node(call.key)]) & stream)
+
+
+def submodule(model: nn.Module, getter: str) -> nn.Module | None:
+    """What a method of transformers models (get_decoder and its kin) gives, where it gives a part of the model."""
+    try:
+        found = getattr(model, getter)()
+    except (AttributeError, NotImplementedError, TypeError):
+        return None
+    return found if isinstance(found, nn.Module) and found is not model else None
