@@ -19,7 +19,6 @@ from whence.mixing import hidden_token_attribution as module
 from whence.mixing.hidden_token_attribution import HiddenTokenAttribution
 from whence.mixing.jacobian import sweep as sweeping
 from whence.mixing.jacobian._custom import opened
-from whence.mixing.jacobian.fold import norm_tangent
 from whence.mixing.jacobian.pairs import separating
 from whence.mixing.local_vs_global import correlation, divergence, ranks
 from whence.reading.trace import Trace
@@ -308,7 +307,7 @@ def test_before_the_embedding_norm(zoo: Zoo) -> None:
     norm, x = found
     jacobian = torch.func.vmap(torch.func.jacrev(norm))(x)
     eye = torch.eye(x.shape[1], dtype=torch.float64).expand(x.shape[0], -1, -1)
-    assert torch.allclose(norm_tangent(norm, x, eye), jacobian.transpose(1, 2), atol=1e-12)
+    assert torch.allclose(norm.tangent(x, eye), jacobian.transpose(1, 2), atol=1e-12)
     none = whence.hidden_token_attribution(zoo("gpt2"), "probes", embeddings="before")
     assert none.provenance.settings["embedding_norm"] is None
 
@@ -320,7 +319,7 @@ def test_the_derivative_of_a_norm(centred: bool) -> None:
     norm = Norm(gain, None, 1e-5, centred)
     jacobian = torch.func.vmap(torch.func.jacrev(norm))(x)
     eye = torch.eye(5, dtype=torch.float64).expand(3, -1, -1)
-    assert torch.allclose(norm_tangent(norm, x, eye), jacobian.transpose(1, 2))
+    assert torch.allclose(norm.tangent(x, eye), jacobian.transpose(1, 2))
 
 
 def test_probes_are_unbiased_and_their_errors_cover(zoo: Zoo) -> None:

@@ -17,7 +17,7 @@ from whence.reading.inputs import beginning
 from whence.reading.rerun.run import on_device
 from whence.reading.wiring.dataflow import NotRecognised
 from whence.reading.wiring.feedforward import FeedForward, find_feedforward
-from whence.reading.wiring.linear_maps import LinearMap
+from whence.reading.wiring.linear_ops import LinearMap
 from whence.reading.wiring.norms import Norm
 from whence.reading.wiring.op_graph import OpGraph, walk
 from whence.reading.wiring.proof import Proof

@@ -26,7 +26,8 @@ from whence.reading.wiring.dataflow import (
     origins,
 )
 from whence.reading.wiring.equation import POST, PRE, SANDWICH, Factor, Wiring
-from whence.reading.wiring.linear_maps import LinearMap, as_linear_map, linear_behind
+from whence.reading.wiring.linear_maps import as_linear_map, linear_behind
+from whence.reading.wiring.linear_ops import LinearMap
 from whence.reading.wiring.norm_search import norm_making, norm_of
 from whence.reading.wiring.norms import Norm
 from whence.reading.wiring.op_graph import Node, Op, OpGraph, deviation, flat

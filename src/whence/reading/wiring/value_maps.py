@@ -6,7 +6,8 @@ from torch import Tensor
 
 from whence.reading.capture.recorder import Call
 from whence.reading.wiring.dataflow import NotRecognised, closure, origins
-from whence.reading.wiring.linear_maps import LinearMap, as_linear_map, matching_columns
+from whence.reading.wiring.linear_maps import as_linear_map, matching_columns
+from whence.reading.wiring.linear_ops import LinearMap
 from whence.reading.wiring.norm_search import norm_making
 from whence.reading.wiring.norms import Norm
 from whence.reading.wiring.op_graph import Node, OpGraph, deviation, flat
