@@ -305,9 +305,15 @@ def test_a_model_with_a_head_shows_its_prediction(watched: Any, tmp_path: Path) 
     rows = page.eval_on_selector_all(".tall tbody tr", "trs => trs.map(tr => [...tr.children].map(c => c.textContent))")
     scores = whence.attribute(model, trace, "alti").values
     assert [number(r[2]) for r in rows] == pytest.approx(scores.tolist(), abs=5.1e-4)
-    top = int(scores.abs().argmax())
-    assert trace.tokens.special[top]  # [CLS] or [SEP] leads here, and is not left out
-    assert f"Most: {trace.tokens[top]} " in page.locator(".attribution").first.inner_text()
+    leading = []
+    shown = page.locator(".attribution .hint").all_inner_texts()
+    known = [a for a in report.document.manifest["prediction"]["attributions"] if "reason" not in a]
+    for line, entry in zip(shown, known, strict=True):  # the three that lead, special tokens too
+        order = sorted(range(len(entry["values"])), key=lambda i: -abs(entry["values"][i]))[:3]
+        places = [line.index(trace.tokens[i]) for i in order]
+        assert places == sorted(places)
+        leading += [trace.tokens.special[i] for i in order]
+    assert any(leading)
     assert one.serious() == []
 
 
@@ -473,3 +479,27 @@ def test_what_can_be_scrolled_shows_it(watched: Any, saved: Any) -> None:
     assert page.evaluate("getComputedStyle(document.querySelector('.scroll:has(.heat)')).maskImage").startswith(
         "linear-gradient"
     )
+
+
+def test_decisions_have_a_view_with_the_numbers_of_python(watched: Any, tmp_path: Path) -> None:
+    from tests.serving.tiny import TEXT, tiny_model
+
+    trace = whence.trace(tiny_model(), TEXT)
+    found = whence.decide(trace, whence.rules.argmax(), layer=1, head=0)
+    report = whence.report(trace, decisions=[found], budget=0.0, methods=["rollout"], attributions=[])
+    one = watched()
+    page = one.open(report.save(tmp_path / "r.html").as_uri() + "#view=decisions")
+    assert found.summary() in page.inner_text(".row-say")
+    rows = page.eval_on_selector_all(
+        ".decisions tbody tr", "trs => trs.map(tr => [...tr.children].map(c => c.textContent))"
+    )
+    assert [row[2] for row in rows] == list(found.verdicts)
+    assert [row[1] for row in rows] == list(found.answers)
+    assert [number(row[3]) for row in rows] == pytest.approx(found.value.tolist(), abs=5.1e-4)
+    assert [number(row[5]) for row in rows] == pytest.approx(found.margin.tolist(), abs=5.1e-4)
+    assert one.serious() == []
+    page.locator(".decisions tbody .link").nth(3).click()
+    page.wait_for_selector(".view.head")
+    assert f"query={found.queries[3]}" in page.url
+    with pytest.raises(whence.errors.InputError, match=r"decisions takes what whence\.decide gives"):
+        whence.report(trace, decisions=["argmax"])  # type: ignore[list-item]

@@ -46,6 +46,11 @@ export function colour(share, curve = "linear", name = theme()) {
   return table(name)[Math.round(clipped * STEPS) + STEPS];
 }
 
+// A head of which the share 0 … 1 is doubtful. On dark paper the scale ends at its strongest orange: beyond, it pales.
+export function doubt(share) {
+  return colour(-share * (theme() === "dark" ? 0.62 : 0.92));
+}
+
 export function css([r, g, b]) {
   return `rgb(${r} ${g} ${b})`;
 }

@@ -1,7 +1,7 @@
 // Layers × heads: one cell per head, to be walked with the arrow keys.
 
 import { h, number } from "./dom.js";
-import { colour, css, ink } from "./colour.js";
+import { css, doubt, ink } from "./colour.js";
 
 export function cellShare(value, values, { bad, full }) {
   if (value === null) return 0;
@@ -25,7 +25,7 @@ export function headGrid({ stack, quantity, about, chosen, onpick, onhover }) {
     h("span", { role: "rowheader", class: "grid-label" }, String(layer)),
     stack.heads.map((head, j) => {
       const value = values[i][j];
-      const found = colour(cellShare(value, values, about) * 0.92);
+      const found = doubt(-cellShare(value, values, about));
       const cell = h("button", {
         type: "button", role: "gridcell", class: "grid-cell", tabindex: "-1",
         "aria-label": `Layer ${layer} head ${head}: ${about.title} ${whole ? value : number(value)}`,

@@ -9,16 +9,18 @@ import { HeadView } from "./head.js";
 import { ProvenanceView } from "./provenance.js";
 import { identityView } from "./identity.js";
 import { predictionView } from "./prediction.js";
+import { decisionsView } from "./decisions.js";
 import { Live } from "./live.js";
 import { guide, guideButton, wanted } from "./guide.js";
 
-const VIEWS = [["overview", "Overview"], ["head", "Head"], ["provenance", "Provenance"], ["identity", "Identity"], ["prediction", "Prediction"]];
+const VIEWS = [["overview", "Overview"], ["head", "Head"], ["provenance", "Provenance"], ["identity", "Identity"], ["prediction", "Prediction"], ["decisions", "Decisions"]];
 const ABOUT = {
   overview: "Which heads may be read?", head: "What does this head look at, and must it?", provenance: "Where did this hidden state come from?",
   identity: "Is this token still itself?", prediction: "What did the output come from?",
+  decisions: "Does the computation fix what was decided from attention?",
 };
 
-const KEYS = { overview: "the grid of heads", head: "maps and text", provenance: "the text", identity: "tables", prediction: "tables" };
+const KEYS = { overview: "the grid of heads", head: "maps and text", provenance: "the text", identity: "tables", prediction: "tables", decisions: "tables" };
 
 const EXAMPLES = [
   "The old doctor told the nurse that she would not leave the ward before the storm was over, because the roads to the village had been closed since noon and nobody knew when they would open again.",
@@ -43,13 +45,15 @@ function view() {
   if (name === "provenance") { kept.provenance ??= new ProvenanceView(source); kept.provenance.update(); return [name, kept.provenance.el]; }
   if (name === "identity") return [name, identityView(source)];
   if (name === "prediction") return [name, predictionView(source)];
+  if (name === "decisions") return [name, decisionsView(source)];
   const overview = overviewView(source, stack);
   if (wanted()) overview.prepend(guide({ again: draw, show: () => go({ view: "head", layer: "", head: "", query: "" }, { push: true }) }));
   return [name, overview];
 }
 
 function available() {
-  return VIEWS.filter(([name]) => name !== "prediction" || source?.manifest.prediction);
+  const { prediction, decisions } = source?.manifest ?? {};
+  return VIEWS.filter(([name]) => (name === "prediction" ? prediction : name === "decisions" ? decisions?.length : true));
 }
 
 const tabs = h("nav", { class: "tabs", "aria-label": "Views" });

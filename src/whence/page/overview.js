@@ -6,7 +6,7 @@ import { headGrid } from "./grid.js";
 import { go, state } from "./state.js";
 import { tokenName, tokenText } from "./tokens.js";
 import { outputPicture, outputTable } from "./output.js";
-import { colour, css } from "./colour.js";
+import { css, doubt } from "./colour.js";
 
 function intervals(certificate, keys) {
   return h("ul", { class: "mini" }, certificate.keys.slice(0, 3).map((key, i) => {
@@ -61,7 +61,7 @@ function intervalTable(certificates, keys) {
 
 // One line that says what the colours of the grid mean.
 function gridLegend({ verdict, bad }, epsilon) {
-  const bar = h("i", { style: { background: `linear-gradient(to right, ${[0, 0.25, 0.5, 0.75, 0.92].map((v) => css(colour(-v))).join(",")})` }, "aria-hidden": "true" });
+  const bar = h("i", { style: { background: `linear-gradient(to right, ${[0, 0.25, 0.5, 0.75, 1].map((v) => css(doubt(v))).join(",")})` }, "aria-hidden": "true" });
   if (!verdict) return h("p", { class: "bad-scale" }, bad === "low" ? "high" : "low", bar, bad === "low" ? "low" : "high", h("span", {}, "· a fact about the head; whether it may be read is under “Certain rows”"));
   return h("p", { class: "bad-scale" }, "all rows certain", bar, "none",
     h("span", {}, `· from .95 on: read it · below .5: do not · –: no weight above ε · ε = ${epsilon}`));
@@ -93,7 +93,7 @@ export function overviewView(source, stack) {
     : h("p", {}, `None: in no head are 95 % of the rows with a weight above ${stack.verdict.epsilon} certain.`);
   const lists = h("div", { class: worst.length ? "columns" : "columns single all-fine" },
     worst.length ? card(`${count(worst.length)} you should not read`, "do-not-read", listed(stack, worst, "worst"), { csv: () => intervalTable(worst, keys) }) : null,
-    card(stack.best.length ? `${count(stack.best.length)} you may read, of ${stack.verdict.readable}` : "Heads you may read", "may-read", readable, { csv: () => intervalTable(stack.best, keys) }));
+    card(stack.best.length ? `${count(stack.best.length)} you may read${stack.verdict.readable > stack.best.length ? `, of ${stack.verdict.readable}` : ""}` : "Heads you may read", "may-read", readable, { csv: () => intervalTable(stack.best, keys) }));
   const prediction = source.manifest.prediction;
   return h("div", { class: "view overview" },
     h("div", { class: `findings${worst.length ? "" : " fine"}` }, stack.findings.map((s, i) => h("p", { class: i === 0 ? "first" : "" }, s))),

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from whence.attention.decide import Decisions
 from whence.attention.heads import head_of
 from whence.attention.overview import Overview
 from whence.errors import InputError
@@ -15,6 +16,7 @@ from whence.mixing.mixture import Mixture
 from whence.reading.trace import Stack, Trace
 from whence.reporting.analysis import Analysis
 from whence.reporting.attention import QUANTITIES, counter_examples, plain, stack_data
+from whence.reporting.decisions import decisions_data
 from whence.reporting.exact import WEIGHTS, ExactIntervals, HeadIntervals
 from whence.reporting.heads import Alternatives, Detail, alternatives_of, detail_of, head_blocks, heaviest_keys
 from whence.reporting.mixing import mixtures, naive_identifiability
@@ -47,6 +49,7 @@ def build(
     attributions: Iterable[str] | None = None,
     budget: float | None = None,
     analysis: Analysis | None = None,
+    decisions: Iterable[Decisions] = (),
     token_identifiability: Any = None,
     with_heads: bool = True,
     step: Step = silent,
@@ -56,6 +59,7 @@ def build(
         raise InputError(f"detail={detail!r} is not one of {', '.join(DETAILS)}.")
     chosen = default_methods(len(trace.tokens)) if methods is None else tuple(methods)
     analysis = analysis or Analysis(trace)
+    decided = decisions_data(decisions)
     blocks: dict[str, bytes] = {}
     stacks: list[dict[str, Any]] = []
     parts: list[_Part] = []
@@ -117,6 +121,7 @@ def build(
             "trained": trained_data(token_identifiability),
         },
         "prediction": prediction,
+        "decisions": decided,
     }
     step("Done", 1.0)
     return Document(manifest, blocks | some)

@@ -13,6 +13,7 @@ from whence.errors import InputError
 from whence.results.files import write_atomically
 
 if TYPE_CHECKING:
+    from whence.attention.decide import Decisions
     from whence.mixing.mixture import Mixture
     from whence.reading.trace import Trace
     from whence.reporting.analysis import Analysis
@@ -68,6 +69,7 @@ def report(
     attributions: Iterable[str] | None = None,
     budget: float | None = None,
     epsilon: float | None = None,
+    decisions: Iterable[Decisions] = (),
     token_identifiability: Any = None,
     analysis: Analysis | None = None,
     progress: bool | None = None,
@@ -85,6 +87,7 @@ def report(
             every row of a text of up to 512 tokens, 15 seconds for a longer one; math.inf: every row, however long it
             takes. The page says of each row whether its intervals are exact; the listed rows always are.
         epsilon: how far a weight may be uncertain and still be read, see `whence.verdict`; None: 0.05.
+        decisions: results of `whence.decide`, for a view of their own.
         token_identifiability: a result of that measure, to draw its curves.
         analysis: what was computed of this trace before (`whence.reporting.analysis.Analysis`).
         progress: show what is being done; None: on a terminal and in a notebook.
@@ -118,6 +121,7 @@ def report(
                 attributions=attributions,
                 budget=budget,
                 analysis=analysis,
+                decisions=decisions,
                 token_identifiability=token_identifiability,
                 step=step,
             )
