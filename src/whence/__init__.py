@@ -51,6 +51,8 @@ _PUBLIC = {
     "determined": "whence.faithful.determined",
     "attention_controls": "whence.faithful.controls",
     "robustness": "whence.faithful.robustness",
+    "survey": "whence.surveys.run",
+    "read_survey": "whence.surveys.result",
 }
 
 __all__ = ["__version__", "errors", "rules", *sorted(_PUBLIC)]
@@ -95,6 +97,8 @@ if TYPE_CHECKING:
     from whence.reading.tracing import trace
     from whence.reading.wiring.doctor import doctor
     from whence.reporting.report import report
+    from whence.surveys.result import read_survey
+    from whence.surveys.run import survey
     from whence.tokens.token_identifiability import token_identifiability
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from whence.attention.effective_attention import of_layer
 from whence.attention.heads import by_group, key_labels, sink_last
-from whence.core.attention.leverage import leverage
+from whence.core.attention.leverage import leverage as leverage_of
 from whence.core.attention.null_space import NullSpace, null_space
 from whence.core.numerics.tolerances import measured_in
 from whence.reading.trace import Layer, Stack, Trace
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COUNTS = ("length", "rank", "simplex_rank", "null_dimension", "simplex_null_dimension")
+_CACHED = 1 << 14  # numbers worked on together
 CONDITIONS = ("condition", "simplex_condition")
 
 
@@ -49,9 +50,9 @@ class Identifiability(Result):
         index = pd.MultiIndex.from_product([self.layers, self.heads, range(shape[2])], names=list(self.axes))
         names = [n for n in self.extra if tuple(self.extra[n].shape) == tuple(shape)]
         columns = {name: self.extra[name].reshape(-1).cpu().numpy() for name in names}
-        lever = self.extra["leverage"]
-        seen = self.extra["length"].to(torch.float64)
-        columns["mean_leverage"] = (lever.sum(-1).expand(shape) / seen).reshape(-1).cpu().numpy()
+        if (lever := self.extra.get("leverage")) is not None:
+            seen = self.extra["length"].to(torch.float64)
+            columns["mean_leverage"] = (lever.sum(-1).expand(shape) / seen).reshape(-1).cpu().numpy()
         frame = pd.DataFrame(columns, index=index).reset_index()
         frame.insert(3, "query_token", [self.tokens[i] for i in frame["query"]])
         return frame
@@ -80,14 +81,19 @@ def token_types(tokens: Any) -> tuple[str, ...]:
 
 
 def identifiability(
-    trace: Trace, *, keys: bool = False, condition: bool = False, attention: str | None = None
+    trace: Trace,
+    *,
+    keys: bool = False,
+    condition: bool = False,
+    leverage: bool = True,
+    attention: str | None = None,
 ) -> Identifiability:
     """Rank, null space, leverage, null share and raw–effective correlation of every attention row.
 
     With `condition=True` also the condition numbers of V and V − 1μᵀ for each row (one factorisation a row under a
     causal mask). With `keys=True` also, for each row, the local dimension of the alternatives that some query could
     have produced (`reachable_dimension`; −1: undetermined) and for each head the bound of the near-tied theorem
-    (`near_tied_bound`).
+    (`near_tied_bound`). leverage=False leaves the leverage out, a third of the work.
 
     >>> import whence
     >>> found = whence.identifiability(whence.trace(whence.load(), "The bank raised its rates."))
@@ -97,7 +103,8 @@ def identifiability(
     stack = trace.of(attention)
     labels = key_labels(stack)
     names = COUNTS + CONDITIONS if condition else COUNTS
-    layers = [_layer(layer, labels, space, names) for layer, space in zip(stack, _null_spaces(stack), strict=True)]
+    spaces = zip(stack, _null_spaces(stack), strict=True)
+    layers = [_layer(layer, labels, space, names, leverage) for layer, space in spaces]
     extra = {name: _stacked([found[name] for found in layers]) for name in layers[0]}
     if keys:
         from whence.attention.key_constraint import key_constraint
@@ -145,7 +152,9 @@ def _same_mask(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and a.shape == b.shape and torch.equal(a, b))
 
 
-def _layer(layer: Layer, labels: Tokens, space: NullSpace, names: tuple[str, ...]) -> dict[str, Tensor]:
+def _layer(
+    layer: Layer, labels: Tokens, space: NullSpace, names: tuple[str, ...], with_leverage: bool
+) -> dict[str, Tensor]:
     weights, values, visible = by_group(layer)
     heads, n_query, n_key = len(layer.heads), weights.shape[-2], weights.shape[-1]
     raw = weights.flatten(0, 1).to(measured_in(weights.dtype))
@@ -155,14 +164,17 @@ def _layer(layer: Layer, labels: Tokens, space: NullSpace, names: tuple[str, ...
         return (t if visible is not None else t[..., None]).expand(full).reshape(heads, n_query)
 
     found = {name: per_row(getattr(space, name)) for name in names}
-    raw, effective = (sink_last(layer, raw, len(labels)), of_layer(layer, columns=len(labels)))
+    raw = sink_last(layer, raw, len(labels))
+    # Values of full row rank have no null space: the effective attention is the attention itself.
+    effective = of_layer(layer, columns=len(labels)) if bool(space.null_dimension.any()) else raw
     seen = n_key if visible is None else visible.sum(-1).expand(full).reshape(heads, n_query)
     found["null_share"], found["r"], found["head_r"] = null_share_and_r(raw, effective, seen)
-    lever = leverage(values, visible=visible)
-    if visible is None:
-        lever = lever[..., None, :]
-    lever = lever.expand(*full[:2], *lever.shape[-2:]).flatten(0, 1)
-    found["leverage"] = sink_last(layer, lever, len(labels)).to(torch.float32)
+    if with_leverage:
+        lever = leverage_of(values, visible=visible)
+        if visible is None:
+            lever = lever[..., None, :]
+        lever = lever.expand(*full[:2], *lever.shape[-2:]).flatten(0, 1)
+        found["leverage"] = sink_last(layer, lever, len(labels)).to(torch.float32)
     kinds, types = labels.kinds(), token_types(labels)
     picks = torch.tensor([[k == t for t in types] for k in kinds], dtype=torch.float64)
     found["raw_by_type"], found["effective_by_type"] = (
@@ -179,12 +191,14 @@ def null_share_and_r(raw: Tensor, effective: Tensor, length: int | Tensor) -> tu
     """
     n = torch.as_tensor(length, dtype=torch.float64).expand(raw.shape[:-1])
     gaps, sums = [], []
-    for a, e in zip(raw, effective, strict=True):  # a head at a time: its float64 copies stay in the cache
+    # As many heads at a time as keep their float64 copies in the cache.
+    heads = max(1, _CACHED // max(1, raw[0].numel()))
+    for a, e in zip(raw.split(heads), effective.split(heads), strict=True):
         a64, e64 = a.to(torch.float64), e.to(torch.float64)
         gaps.append((a64 - e64).abs().sum(-1) / a64.abs().sum(-1))
         sums.append(torch.stack([t.sum(-1) for t in (a64, e64, a64 * a64, e64 * e64, a64 * e64)]))
-    total = torch.stack(sums, 1)
-    return torch.stack(gaps), _r(n, total), _r(n.sum(-1), total.sum(-1))
+    total = torch.cat(sums, 1)
+    return torch.cat(gaps), _r(n, total), _r(n.sum(-1), total.sum(-1))
 
 
 def _r(n: Tensor, sums: Tensor) -> Tensor:

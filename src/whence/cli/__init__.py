@@ -27,6 +27,7 @@ COMMANDS: tuple[str, ...] = (
     "mix",
     "attribute",
     "faithful",
+    "survey",
 )
 """Names of the modules, in the order of the help page."""
 

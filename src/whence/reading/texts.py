@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import io
 import json
 import os
 from collections import Counter
@@ -100,6 +99,28 @@ def read_texts(
     )
 
 
+def stream_texts(
+    path: str | os.PathLike[str],
+    text: str | None = None,
+    *,
+    pair: str | None = None,
+    format: str | None = None,  # noqa: A002 (what users call it)
+    split: str = "train",
+) -> Iterator[tuple[str, ...]]:
+    """(text,) or (text, pair) of each row as `read_texts` reads them, one after the other.
+
+    Nothing but the row at hand is in memory (format "json" excepted, which is one value)."""
+    columns, rows = _READERS[_format(path, format)](path, split)
+    name = str(path)
+    chosen = [_text_column(text, columns, name)]
+    if pair is not None:
+        if pair not in columns:
+            raise InputError(f"{name!r} has no pair column {pair!r}; {_found(columns)}")
+        chosen.append(pair)
+    for i, row in enumerate(rows):
+        yield tuple(_as_text(row.get(column), column, i, name) for column in chosen)
+
+
 def _format(path: str | os.PathLike[str], given: str | None) -> str:
     if given is not None:
         if given not in FORMATS:
@@ -161,68 +182,74 @@ def _as_text(value: Any, column: str, row: int, name: str) -> str:
 # -- one reader per format: the columns, and the rows as they come -----------------------------------------------------
 
 
-def _decoded(path: str | os.PathLike[str]) -> str:
-    """The file's text, its line ends written \\n. A carriage return alone is refused: it may be a line end or not."""
+def _lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    """The file's lines, one in memory at a time, each with its line end written \\n.
+
+    Lines end at line ends only: str.splitlines would also cut at form feeds and U+2028. A carriage return alone is
+    refused: it may be a line end or not.
+    """
+    offset = 0
     try:
-        data = Path(path).expanduser().read_bytes()
-        content = data.decode("utf-8-sig").replace("\r\n", "\n")
+        with Path(path).expanduser().open("rb") as file:
+            for number, data in enumerate(file, 1):
+                line = data.decode("utf-8-sig" if number == 1 else "utf-8")
+                if line.endswith("\r\n"):
+                    line = line[:-2] + "\n"
+                if "\r" in line:
+                    raise InputError(
+                        f"{str(path)!r}, line {number}, has a carriage return without a line feed: save the file with the "
+                        "line ends of Unix or Windows, or write \\r inside a JSON text."
+                    )
+                yield line
+                offset += len(data)
     except UnicodeDecodeError as problem:
-        line = data.count(b"\n", 0, problem.start) + 1
         raise InputError(
-            f"{str(path)!r}, line {line}, is not UTF-8 (byte {problem.start}): save it as UTF-8."
+            f"{str(path)!r}, line {number}, is not UTF-8 (byte {offset + problem.start}): save it as UTF-8."
         ) from problem
     except OSError as problem:
         raise InputError(f"{str(path)!r} cannot be read: {problem.strerror}.") from problem
-    if (at := content.find("\r")) >= 0:
-        raise InputError(
-            f"{str(path)!r}, line {content.count(chr(10), 0, at) + 1}, has a carriage return without a line feed: save "
-            "the file with the line ends of Unix or Windows, or write \\r inside a JSON text."
-        )
-    return content
 
 
 def _plain(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
-    # Split at line ends only: str.splitlines also cuts at form feeds and other marks inside a line.
-    content = _decoded(path)
-    lines = content.split("\n") if content else []
-    if lines and not lines[-1]:
-        lines.pop()
-    return [LINE], ({LINE: line.rstrip("\r")} for line in lines)
+    return [LINE], ({LINE: line.removesuffix("\n")} for line in _lines(path))
 
 
 def _csv(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
-    return _table(path, _fields(path, _decoded(path), ",", quoted=True))
+    return _table(path, _fields(path, ",", quoted=True))
 
 
 def _tsv(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
     """Most TSV corpora (GLUE, MRPC) use no quoting, spreadsheets do: taken as unquoted where that fits the header."""
-    content = _decoded(path)
-    bare = _fields(path, content, "\t", quoted=False)
-    fits = all(len(fields) == len(bare[0][1]) for _, fields in bare)
-    all_quoted = all(f.startswith('"') and f.endswith('"') for _, fields in bare for f in fields)
-    return _table(path, bare if fits and not all_quoted else _fields(path, content, "\t", quoted=True))
+    fits = all_quoted = True
+    width = None
+    for _, fields in _fields(path, "\t", quoted=False):
+        width = width or len(fields)
+        fits = fits and len(fields) == width
+        all_quoted = all_quoted and all(f.startswith('"') and f.endswith('"') for f in fields)
+    return _table(path, _fields(path, "\t", quoted=not fits or all_quoted))
 
 
-def _fields(path: str | os.PathLike[str], content: str, mark: str, *, quoted: bool) -> list[tuple[int, list[str]]]:
+def _fields(path: str | os.PathLike[str], mark: str, *, quoted: bool) -> Iterator[tuple[int, list[str]]]:
     """(line number, fields) of every line that is not empty."""
     csv.field_size_limit(1 << 30)
-    # Lines end at line ends only: str.splitlines would also cut inside a text, at U+2028 and the like.
-    lines = io.StringIO(content, newline="")
-    reader = csv.reader(lines, delimiter=mark, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE)
+    reader = csv.reader(_lines(path), delimiter=mark, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE)
     try:
-        return [(reader.line_num, fields) for fields in reader if fields]
+        for fields in reader:
+            if fields:
+                yield reader.line_num, fields
     except csv.Error as problem:
         raise InputError(f"{str(path)!r}, line {reader.line_num}: {problem}. Quote the text.") from problem
 
 
-def _table(path: str | os.PathLike[str], found: list[tuple[int, list[str]]]) -> tuple[list[str], Iterator[Row]]:
-    if not found:
+def _table(path: str | os.PathLike[str], lines: Iterator[tuple[int, list[str]]]) -> tuple[list[str], Iterator[Row]]:
+    header = next(lines, None)
+    if header is None:
         raise InputError(f"{str(path)!r} is empty: a table needs a header line with the names of its columns.")
-    columns = [name.strip() for name in found[0][1]]
-    _refuse_repeated(path, columns, f", line {found[0][0]}")
+    columns = [name.strip() for name in header[1]]
+    _refuse_repeated(path, columns, f", line {header[0]}")
 
     def rows() -> Iterator[Row]:
-        for line, fields in found[1:]:
+        for line, fields in lines:
             if len(fields) != len(columns):
                 raise InputError(
                     f"{str(path)!r}, line {line}: {len(fields)} fields where the header has {len(columns)}. Quote "
@@ -243,11 +270,14 @@ def _refuse_repeated(path: str | os.PathLike[str], columns: Sequence[str], where
 
 
 def _jsonl(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
-    rows = []
-    for number, line in enumerate(_decoded(path).split("\n"), 1):
-        if line.strip():
-            rows.append((f"line {number}", _parsed(line, f"{str(path)!r}, line {number},")))
-    return _objects(path, rows)
+    """Read once for the names of the columns, which any line may add to, and once for the rows."""
+
+    def rows() -> Iterator[Row]:
+        for number, line in enumerate(_lines(path), 1):
+            if line.strip():
+                yield _object(path, f"line {number}", _parsed(line, f"{str(path)!r}, line {number},"))
+
+    return list(dict.fromkeys(key for row in rows() for key in row)), rows()
 
 
 def _parsed(text: str, where: str, advice: str = "") -> Any:
@@ -260,25 +290,25 @@ def _parsed(text: str, where: str, advice: str = "") -> Any:
 
 
 def _json(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
-    rows = _parsed(_decoded(path), repr(str(path)), ". One object a line is format='jsonl'.")
+    rows = _parsed("".join(_lines(path)), repr(str(path)), ". One object a line is format='jsonl'.")
     if not isinstance(rows, list):
         raise InputError(f"{str(path)!r} holds a {type(rows).__name__}; a list of texts or of objects is needed.")
-    return _objects(path, [(f"entry {i}", row) for i, row in enumerate(rows)])
-
-
-def _objects(path: str | os.PathLike[str], rows: list[tuple[str, Any]]) -> tuple[list[str], Iterator[Row]]:
-    """Objects as rows; each comes with the words for where it stands in the file."""
-    made = [{LINE: row} if isinstance(row, str) else row for _, row in rows]
-    for (where, _), row in zip(rows, made, strict=True):
-        if not isinstance(row, dict):
-            raise InputError(f"{str(path)!r}: {where} is {row!r:.60}; a text or an object is needed.")
-        for value in (*row, *row.values()):
-            if isinstance(value, str) and not _is_text(value):
-                raise InputError(
-                    f"{str(path)!r}, {where}, holds half a surrogate pair ({value!a:.60}), which is no character: "
-                    "write the whole pair, or leave it out."
-                )
+    made = [_object(path, f"entry {i}", row) for i, row in enumerate(rows)]
     return list(dict.fromkeys(key for row in made for key in row)), iter(made)
+
+
+def _object(path: str | os.PathLike[str], where: str, row: Any) -> Row:
+    """An object as a row, a text as a row of one column; `where` it stands in the file, in words."""
+    made = {LINE: row} if isinstance(row, str) else row
+    if not isinstance(made, dict):
+        raise InputError(f"{str(path)!r}: {where} is {made!r:.60}; a text or an object is needed.")
+    for value in (*made, *made.values()):
+        if isinstance(value, str) and not _is_text(value):
+            raise InputError(
+                f"{str(path)!r}, {where}, holds half a surrogate pair ({value!a:.60}), which is no character: "
+                "write the whole pair, or leave it out."
+            )
+    return made
 
 
 def _parquet(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001

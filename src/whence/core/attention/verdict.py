@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whence.core.attention.bounds import weight_bounds
+from whence.core.attention.bounds import WeightBounds, weight_bounds
 from whence.core.attention.null_space import null_space
 from whence.core.attention.polytope import Array, Polytope, proved_minimum
 from whence.core.numerics.checks import as_row, check_pair, shape
@@ -91,26 +91,52 @@ def row_verdicts(
     left = (wanted & ~unique).nonzero().squeeze(-1)
     if not len(left):
         return verdicts
-    bounds = weight_bounds(attention[left], values, visible=None if visible is None else mask[left])
-    heaviest = attention[left].argmax(-1, keepdim=True)
-    total = attention[left].to(torch.float64).sum(-1, keepdim=True)
-    top = attention[left].to(torch.float64).gather(-1, heaviest) / total
+    seen = mask[left]
+    bounds = weight_bounds(attention[left], values, visible=None if visible is None else seen)
+    verdicts[left] = by_bounds(attention[left], bounds, epsilon)
+    undecided = (verdicts[left] == RowVerdict.NONE).nonzero().squeeze(-1)
+    at = left[undecided]
+    verdicts[at] = solved_rows(attention[at], values, seen[undecided], bounds.upper[undecided], epsilon)[0]
+    return verdicts
+
+
+def by_bounds(attention: Tensor, bounds: WeightBounds, epsilon: float) -> Tensor:
+    """The verdicts (…, n_query) that closed-form bounds of the same shape prove; NONE where they do not suffice."""
+    heaviest = attention.argmax(-1, keepdim=True)
+    total = attention.to(torch.float64).sum(-1, keepdim=True)
+    top = attention.to(torch.float64).gather(-1, heaviest) / total
     floor, ceiling = bounds.lower.gather(-1, heaviest), bounds.upper.gather(-1, heaviest)
     others = bounds.upper.scatter(-1, heaviest, 0.0).amax(-1, keepdim=True)
-    certain = (top > epsilon) & (ceiling - floor <= epsilon) & (others - floor <= epsilon)
-    flat = bounds.upper.amax(-1, keepdim=True) <= epsilon
-    verdicts[left[certain.squeeze(-1)]] = RowVerdict.CERTAIN
-    verdicts[left[flat.squeeze(-1)]] = RowVerdict.FLAT
+    certain = ((top > epsilon) & (ceiling - floor <= epsilon) & (others - floor <= epsilon)).squeeze(-1)
+    flat = bounds.upper.amax(-1) <= epsilon
+    verdicts = torch.full(attention.shape[:-1], int(RowVerdict.NONE))
+    verdicts[certain] = RowVerdict.CERTAIN
+    verdicts[flat] = RowVerdict.FLAT
+    return verdicts
+
+
+def solved_rows(
+    attention: Tensor, values: Tensor, visible: Tensor, upper: Tensor, epsilon: float, *, widths: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The verdicts on some rows of one head by linear programs, and the width of each row's heaviest weight.
+
+    attention, visible, upper (m, n_key): rows that are not unique, what they see, and their closed-form upper bounds.
+    Without `widths` the second tensor is NaN: an open row needs fewer programs then.
+    """
+    verdicts = torch.full((len(attention),), int(RowVerdict.NONE))
+    width = torch.full((len(attention),), torch.nan, dtype=torch.float64)
     solver: Polytope | None = None
     values64 = values.detach().to(torch.float64).numpy()
-    for place in (~(certain | flat)).squeeze(-1).nonzero().squeeze(-1).tolist():
-        query = int(left[place])
-        row, seen = as_row(attention[query], values, mask[query])[0].numpy(), mask[query].numpy()
+    for place in range(len(attention)):
+        row, seen = as_row(attention[place], values, visible[place])[0].numpy(), visible[place].numpy()
         if solver is None:
             solver = Polytope(row, values64, eps=rank_eps(values.dtype), perturbed=False)
         solver.move_to(row, seen)
-        verdicts[query] = _solved(_Row(solver, seen), bounds.upper[place].numpy(), epsilon)
-    return verdicts
+        one = _Row(solver, seen)
+        if widths:
+            width[place] = one.top_width()
+        verdicts[place] = _solved(one, upper[place].numpy(), epsilon)
+    return verdicts, width
 
 
 class _Row:
@@ -119,6 +145,13 @@ class _Row:
     def __init__(self, solver: Polytope, seen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> None:
         self.solver, self.seen, self.row = solver, seen, solver.row
         self.values = solver.values[seen]
+        self._ends: dict[tuple[int, float], tuple[float, float, Array]] = {}
+
+    def end(self, key: int, sign: float) -> tuple[float, float, Array]:
+        """`largest` of one signed weight, solved once."""
+        if (key, sign) not in self._ends:
+            self._ends[key, sign] = self.largest((key, sign))
+        return self._ends[key, sign]
 
     def largest(self, *signed: tuple[int, float]) -> tuple[float, float, Array]:
         """max Σ s·x_j over the alternatives: what is attained, what is proved, and the vertex."""
@@ -128,6 +161,12 @@ class _Row:
         vertex = self.solver.vertex(cost)
         proved = proved_minimum(cost[None, self.seen], self.solver.dual()[None], self.row[self.seen], self.values, 0.0)
         return -float(cost @ vertex), -float(proved[0]), vertex
+
+    def top_width(self) -> float:
+        """Between which two proved ends the heaviest weight moves: their distance."""
+        top = int(np.argmax(self.row))
+        low = max(-self.end(top, -1.0)[1], 0.0)
+        return min(self.end(top, 1.0)[1], 1.0) - low
 
 
 def _solved(row: _Row, upper: Array, epsilon: float) -> RowVerdict:
@@ -144,11 +183,11 @@ def _solved(row: _Row, upper: Array, epsilon: float) -> RowVerdict:
             if max(attained, float(vertex.max())) > more or proved > epsilon:
                 return RowVerdict.OPEN
         return RowVerdict.FLAT
-    attained, proved, vertex = row.largest((top, -1.0))
+    attained, proved, vertex = row.end(top, -1.0)
     low = max(-proved, 0.0)
     if weight + attained > more or float((vertex - vertex[top]).max()) > more:
         return RowVerdict.OPEN
-    attained, proved, vertex = row.largest((top, 1.0))
+    attained, proved, vertex = row.end(top, 1.0)
     if min(proved, 1.0) - low > epsilon or float((vertex - vertex[top]).max()) > more:
         return RowVerdict.OPEN
     for key in np.flatnonzero(upper - low > epsilon):
