@@ -100,6 +100,7 @@ studies: $(STAMPS)/studies
 
 conformance: $(STAMPS)/dev
 	$(BIN)/python -m conformance
+	$(BIN)/python -m conformance.random_part
 
 torture: $(STAMPS)/dev
 	$(BIN)/python scripts/fuzz_core.py --calls 20000

@@ -7,6 +7,7 @@ torch.Size([1, 12, 120])
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,9 +62,9 @@ def find(name: str) -> Family:
     raise KeyError(f"no family is called {name!r}; `python -m conformance --list` prints the names")
 
 
-def small_config(family: Family) -> PretrainedConfig:
-    """The family's small config, overrides applied, caches off."""
-    overrides = dict(OVERRIDES.get(family.model_type, {}))
+def small_config(family: Family, chosen: Mapping[str, Any] | None = None) -> PretrainedConfig:
+    """The family's small config, overrides and what is `chosen` applied, caches off."""
+    overrides = {**OVERRIDES.get(family.model_type, {}), **(chosen or {})}
     if family.name.endswith(":causal"):
         overrides |= {"is_decoder": True, "is_encoder_decoder": False}
     return shrink(family.config_class(), overrides)
@@ -80,7 +81,7 @@ def _instantiate(family: Family, config: PretrainedConfig) -> tuple[PreTrainedMo
         return make(config, dtype=torch.float32), f"eager refused: {error}"
 
 
-def build(family: Family | str, seed: int = 0) -> Specimen:
+def build(family: Family | str, seed: int = 0, chosen: Mapping[str, Any] | None = None) -> Specimen:
     """Build one family small, perturb it, run it twice; handed over only if finite and repeating itself.
 
     Raises CannotBuild with the true reason otherwise. The global random state is left as it was.
@@ -91,7 +92,7 @@ def build(family: Family | str, seed: int = 0) -> Specimen:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model, note = _instantiate(family, small_config(family))
+            model, note = _instantiate(family, small_config(family, chosen))
             model.eval()  # type: ignore[no-untyped-call]
             perturb(model, seed)
             note = note or NOTES.get(family.model_type, "")

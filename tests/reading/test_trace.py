@@ -11,6 +11,7 @@ from whence.errors import InputError, WiringError
 from whence.model.load import Model
 from whence.reading.trace import Trace
 from whence.reading.tracing import trace
+from whence.results.tensor_file import load_tensors, save_tensors
 
 FAMILIES = ["bert", "gpt2", "llama", "gemma2", "t5", "bart", "deberta-v2", "gptj", "gpt_oss"]
 
@@ -312,3 +313,30 @@ def test_states_of_a_model_that_counts_tokens_first() -> None:
         for ours, theirs in zip(one.of(), alone.of(), strict=True):
             assert torch.allclose(ours.block_input, theirs.block_input, atol=1e-5)
             assert torch.allclose(ours.after_attention, theirs.after_attention, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "gemma2", "granite"])
+def test_a_trace_saved_before_layers_had_a_wiring_object_is_read(family, tmp_path):
+    specimen = build(family)
+    found = trace(Model(specimen.model, name=family), specimen.inputs)
+    tensors, header = load_tensors(found.save(tmp_path / "new.safetensors"), "trace")
+    for name, stack in header["stacks"].items():
+        for layer in stack["layers"]:
+            wiring, at = layer["wiring"], f"{name}.{layer['index']}"
+            layer["wiring"] = wiring["kind"]
+            for part in ("norm", "branch_norm", "branch_scale", "residual_scale"):
+                layer[part] = wiring[part]
+                for key in [k for k in tensors if k.startswith(f"{at}.wiring.{part}")]:
+                    tensors[key.replace(".wiring.", ".")] = tensors.pop(key)
+                if isinstance(layer[part], dict) and "tensor" in layer[part]:
+                    layer[part] = {"tensor": f"{at}.{part}"}
+            for part in ("norm", "branch_norm", "second_norm"):
+                if layer[part] is not None:
+                    kept = {key: layer[part][key] for key in ("eps", "centred", "offset")}
+                    layer[part] = {"norm": f"{at}.{part}", **kept}
+            layer["_projection"] = {"projection": f"{at}._projection"}
+    about = {key: value for key, value in header.items() if key not in ("format", "kind", "whence")}
+    again = Trace.load(save_tensors(tmp_path / "old.safetensors", "trace", tensors, about))
+    for ours, theirs in zip(again.of(), found.of(), strict=True):
+        assert ours.wiring.kind == theirs.wiring.kind
+        torch.testing.assert_close(ours.wiring.finish(ours.before_norm), theirs.after_attention, atol=1e-5, rtol=1e-4)
