@@ -15,6 +15,7 @@ from types import FrameType
 
 import torch
 
+from conformance import ways
 from conformance.support import write
 from conformance.sweep import Verdict, judge
 from conformance.zoo import Family, families, find, variants
@@ -83,6 +84,9 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.only or arguments.variants:
         return int(bool(wrong))
     write(SUPPORT, verdicts)
+    uses = ways.judge_all()
+    ways.put(SUPPORT, uses)
+    wrong += [f"{use.family} ({use.way})" for use in uses if use.result == ways.WRONG]
     return int(bool(wrong) or both < BAR["abde"] or whole < BAR["abcdef"])
 
 

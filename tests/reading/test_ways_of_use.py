@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from conformance.zoo import build
-from whence.errors import InputError
+from whence.errors import InputError, ModelError
 from whence.mixing.contributions import contributions
 from whence.model.load import Model, load
 from whence.model.memory import fingerprint
@@ -93,6 +93,49 @@ def test_torch_transformer_encoder(first):
         inner = model.layers[0].norm1(states) if first else states
         _, weights = model.layers[0].self_attn(inner, inner, inner, need_weights=True, average_attn_weights=False)
     torch.testing.assert_close(found[0].attention, weights[0], atol=1e-5, rtol=1e-4)
+
+
+def test_wavlm_is_read():
+    """torch's own attention function, with a gated position bias; every head by hand in float64."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.WavLMConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        conv_dim=(16, 16),
+        conv_kernel=(10, 3),
+        conv_stride=(5, 2),
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+        num_buckets=20,
+    )
+    torch.manual_seed(0)
+    model = transformers.WavLMModel(config).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    found = trace(Model(model), {"input_values": torch.randn(1, 400)})
+    part = model.encoder.layers[0].attention.double()
+    states = found[0].block_input.detach().double()
+    n = len(states)
+    with torch.no_grad():
+        heads = states.view(n, 4, 8).transpose(0, 1)
+        gates = torch.sigmoid(part.gru_rel_pos_linear(heads).view(4, n, 2, 4).sum(-1))
+        gate = gates[..., 0] * (gates[..., 1] * part.gru_rel_pos_const[0, :, 0] - 1) + 2
+        q, k = (p(states).view(n, 4, 8).transpose(0, 1) for p in (part.q_proj, part.k_proj))
+        scores = q @ k.mT / 8**0.5 + gate[..., None] * part.compute_bias(n, n)
+    torch.testing.assert_close(found[0].attention.double(), scores.softmax(-1), atol=1e-5, rtol=1e-4)
+    assert [layer.wiring for layer in found] == ["post-norm"] * 2
+    assert found.mixes is None
+
+
+def test_squeezebert_is_refused_with_the_true_reason():
+    """Its projections are convolutions over [batch, channel, position]; attention is read, what needs them is refused."""
+    specimen = build("squeezebert")
+    found = trace(Model(specimen.model), specimen.inputs)
+    assert torch.allclose(found.attention.sum(-1), torch.ones(()), atol=1e-5)
+    with pytest.raises(ModelError, match=r"conv1d, whose output .* does not have one row for each position"):
+        contributions(found, "alti")
 
 
 # -- changes after the trace ---------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from whence.errors import ModelError
 from whence.model.memory import configs_of, lock_of
 from whence.reading.capture.function_mode import SOFTMAX
-from whence.reading.capture.recorder import MASKED, Call, active, apply_edits, sink_of
+from whence.reading.capture.recorder import MASKED, Call, active, apply_edits, mix, sink_of
 
 NAME = "whence"
 
@@ -72,14 +72,17 @@ def eager_function(module: nn.Module) -> Callable[..., Any]:
 
 
 class SoftmaxWatch(TorchFunctionMode):
-    """Keeps what the last softmax inside its `with` block gave."""
+    """Keeps what the last softmax and the last log-sum-exp inside its `with` block gave."""
 
     probabilities: Tensor | None = None
+    normaliser: Tensor | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in SOFTMAX:
             self.probabilities = result
+        elif func in (torch.logsumexp, Tensor.logsumexp):
+            self.normaliser = result
         return result
 
 
@@ -99,8 +102,29 @@ def _overheard(
     if weights is None or watch.probabilities is None:
         return output, weights, None
     sink = sink_of(watch.probabilities, weights)
+    if sink is None and watch.normaliser is not None and isinstance(kwargs.get("s_aux"), Tensor):
+        weights, sink = _with_sink(weights, watch.normaliser, kwargs["s_aux"], args[2], output)
     _sinks[module] = sink is not None
     return output, weights, sink
+
+
+def _with_sink(
+    weights: Tensor, normaliser: Tensor, score: Tensor, value: Tensor, output: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Weights and sink where a model leaves the sink out of its softmax and scales the head outputs instead (Granite).
+
+    With scores s and a sink of score t, softmax over both gives exp(s) / (Σ exp(s) + exp(t)): the softmax without the
+    sink, times sigmoid(log Σ exp(s) − t). Taken only where it gives the model's own head outputs.
+    """
+    if normaliser.shape != weights.shape[:-1] or score.numel() != weights.shape[1]:
+        return weights, None
+    share = torch.sigmoid(normaliser.float() - score.float().view(1, -1, 1))
+    scaled = weights.float() * share[..., None]
+    found = output.transpose(1, 2).float()
+    apart = (mix(scaled, value.float()) - found).abs().amax()
+    if not apart <= 4 * max(torch.finfo(output.dtype).eps, 1e-6) * found.abs().amax():
+        return weights, None
+    return scaled.to(weights.dtype), (1 - share).to(weights.dtype)
 
 
 def visibility(mask: Tensor | None, n_key: int) -> Tensor | None:

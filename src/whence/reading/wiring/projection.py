@@ -83,7 +83,11 @@ def find_projection(start: Node, heads: Tensor, tolerance: float) -> tuple[Proje
         if projection is None or out is None:
             tried = tried or [use.name for use, _ in consumers(closure(start))]
             break
-        error = deviation(flat(out.value), projection(heads.to(torch.float64)))
+        made_here = projection(heads.to(torch.float64))
+        if flat(out.value).shape != made_here.shape:
+            tried.append(f"{op.name}, whose output {tuple(out.value.shape)} does not have one row for each position")
+            break
+        error = deviation(flat(out.value), made_here)
         if error <= tolerance:
             best = projection, out, error
             continue
