@@ -1,6 +1,6 @@
 // The page: a bar of views, the live text box where a server answers, and the view that the address names.
 
-import { h, replace, visible } from "./dom.js";
+import { h, replace, scrollable, visible } from "./dom.js";
 import { embedded } from "./data.js";
 import { go, onchange, start, state } from "./state.js";
 import { saveSVG, savePNG } from "./export.js";
@@ -56,7 +56,7 @@ function available() {
   return VIEWS.filter(([name]) => (name === "prediction" ? prediction : name === "decisions" ? decisions?.length : true));
 }
 
-const tabs = h("nav", { class: "tabs", "aria-label": "Views" });
+const tabs = scrollable(h("nav", { class: "tabs", "aria-label": "Views" }));
 const heading = h("div", { class: "heading" });
 const main = h("main", { id: "main", tabindex: "-1" });
 const stacks = h("div", { class: "stack-choice" });
@@ -74,6 +74,8 @@ function draw() {
   const focused = focusKey(document.activeElement);
   const [name, element] = view();
   replace(tabs, available().map(([key, title]) => h("button", { type: "button", class: "tab", "aria-current": key === name ? "page" : undefined, onclick: () => go({ view: key }, { push: true }) }, title)));
+  const current = tabs.querySelector("[aria-current]"); // on a phone not all fit
+  tabs.scrollLeft = Math.max(0, current.offsetLeft - tabs.offsetLeft + current.offsetWidth - tabs.clientWidth);
   const { manifest } = source;
   replace(heading, h("h1", {}, ABOUT[name]),
     h("p", { class: "context" }, h("b", {}, manifest.model), ` · ${stackOf().tokens.text.length} tokens · ${stackOf().layers.length} layers × ${stackOf().heads.length} heads of ${stackOf().head_size}`,
