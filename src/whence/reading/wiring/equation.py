@@ -32,7 +32,7 @@ def times(x: Tensor, factor: Factor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitState:
     """The state as scale · (heads through weight) + own + bias, the norms' linear parts inside weight, own and bias."""
 
     weight: Tensor  # (head, d_v, d)
@@ -94,7 +94,7 @@ class Wiring:
 
     # -- the state as a sum ------------------------------------------------------------------------------------------
 
-    def split(self, own: Tensor, weight: Tensor, projected: Tensor, bias: Tensor) -> Split:
+    def split(self, own: Tensor, weight: Tensor, projected: Tensor, bias: Tensor) -> SplitState:
         """The state as a sum: own (…, d) carried, weight (head, d_v, d) and bias (d) of the projection.
 
         projected (…, query, d): all heads through `weight`, without the bias.
@@ -116,7 +116,7 @@ class Wiring:
                 self.norm.linear(bias) * factor,
             )
             bias = self.norm.shifted(bias)
-        return Split(weight, scale, own, bias, state)
+        return SplitState(weight, scale, own, bias, state)
 
     def branch_part(self, x: Tensor, projected: Tensor) -> Tensor:
         """What a part x of `projected` adds to the sum: through the branch's linear maps, by the scale of the whole."""
