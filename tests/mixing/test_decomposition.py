@@ -148,7 +148,7 @@ def test_wrong_options_say_what_there_is(zoo: Zoo) -> None:
     trace = zoo("bert")
     with pytest.raises(InputError, match="No method is called 'alty'; did you mean 'alti'"):
         whence.contributions(trace, "alty")
-    with pytest.raises(InputError, match="has no option 'distnace'; it takes distance"):
+    with pytest.raises(InputError, match="has no option 'distnace'; it takes attention, distance"):
         whence.contributions(trace, "alti", distnace="l2")
     with pytest.raises(InputError, match="'l3' is not 'l1' or 'l2'"):
         whence.contributions(trace, "alti", distance="l3")

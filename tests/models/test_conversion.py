@@ -200,7 +200,7 @@ def test_a_model_is_entirely_faithful_to_itself(bert: whence.Model) -> None:
     corpus = windows.tokenise(bert.tokenizer, TEXTS, 48)
     made = fidelity.groups(corpus, (16, 32), 20)
     assert all(len(piece) == 14 for piece in made["16"])
-    for line in fidelity.compare(bert.model, bert.model, corpus, made, 3):
+    for line in fidelity.compare(bert.model, bert.model, corpus, made):
         assert line.state_cosine == pytest.approx(1, abs=1e-6)
         assert line.embedding_cosine == pytest.approx(1, abs=1e-6)
         assert line.neighbours_kept == 1

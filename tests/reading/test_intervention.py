@@ -250,18 +250,11 @@ def test_causality_is_read_from_each_text_and_not_from_the_proof():
     """A prefix language model: the mask of the text decides, even after a causal text was traced first."""
     model = Model(tiny_llama(), name="tiny")
     assert all(layer.causal for layer in whence.trace(model, ids(9)))
-    from whence.reading.inputs import prepare
-    from whence.reading.rerun.run import prove_model, run
-    from whence.reading.trace import KEEP
-    from whence.reading.trace_of_row import _layer
-
-    prepared = prepare(model, ids(9))[0][0]
-    proof = prove_model(model, prepared)
-    full = {**prepared.inputs, "attention_mask": torch.zeros(1, 1, 9, 9)}
-    outcome = run(model, proof, full, 1, frozenset(KEEP))
-    layer = _layer(proof.sites[0], outcome.calls[0], outcome, 0, 9, 9, frozenset(KEEP), proof.tolerance)
-    assert float(layer.attention.triu(1).max()) > 0
-    assert not layer.causal
+    everything = torch.zeros(1, 1, 9, 9)
+    (full,) = whence.trace(model, {**ids(9), "attention_mask": everything})
+    for layer in full:
+        assert float(layer.attention.triu(1).max()) > 0
+        assert not layer.causal
 
 
 def test_the_side_branch_of_a_parallel_block_is_picked_up_and_not_the_rest():
