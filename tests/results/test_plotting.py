@@ -130,6 +130,7 @@ def test_every_result_of_a_public_function_can_be_plotted() -> None:
         "Method",
         "Tensor",
         "Report",
+        "Diagnosis",
         "list",
         "dict",
     }
@@ -140,7 +141,19 @@ def test_every_result_of_a_public_function_can_be_plotted() -> None:
             continue
         module = importlib.import_module(function.__module__)
         for kind in re.findall(r"\b[A-Z]\w+", str(inspect.signature(function).return_annotation)):
-            found = getattr(module, kind, None)
+            found = getattr(module, kind, None) or getattr(
+                importlib.import_module("whence.attention.align"), kind, None
+            )
             if kind not in others and not hasattr(found, "plot"):
                 missing.append(f"{name} -> {kind}")
     assert missing == []
+
+
+def test_bars_of_a_table() -> None:
+    scores = {"mine": [[0.9, 0.1, 0.2], [0.3, 0.8, 0.1]], "other": [[0.1, 0.9, 0.2], [0.3, 0.2, 0.1]]}
+    found = whence.plausibility(scores, [[1, 0, 0], [0, 1, 0]])
+    axes = found.plot()
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["mine", "other", "chance"]
+    widths = [b.get_width() for b in axes.patches]
+    assert widths[0] == 1.0
+    assert widths == pytest.approx(found.table().iloc[:, 1].tolist())

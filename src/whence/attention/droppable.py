@@ -86,6 +86,16 @@ class Droppable:
             said.append("Put into the model: " + self.verification.sentence())
         return said
 
+    def plot(self, *, ax: Any = None) -> Any:
+        """The keys that each row sees and those that it needs; returns the Axes."""
+        from whence.results.plotting import plot_bars
+
+        names = [
+            f"{q}: {n} of {seen}"
+            for q, n, seen in zip(self.queries, self.kept.tolist(), self.visible.sum(-1).tolist(), strict=True)
+        ]
+        return plot_bars(names, self.kept.tolist(), "keys that the row needs", ax)
+
     def to_frame(self) -> pd.DataFrame:
         """One line a query."""
         import pandas as pd

@@ -134,6 +134,13 @@ class Uniqueness:
             out.append(str(self.second))
         return out
 
+    def plot(self, *, ax: Any = None) -> Any:
+        """How many heads each statement covers; returns the Axes."""
+        from whence.results.plotting import plot_bars
+
+        counts = Counter(head.theorem for head in self.heads)
+        return plot_bars(list(counts), list(counts.values()), "heads", ax)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "model": self.model,

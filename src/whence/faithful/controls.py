@@ -103,6 +103,13 @@ class AttentionControls:
             )  # fmt: skip
         return tuple(said)
 
+    def plot(self, *, ax: Any = None) -> Any:
+        """The mean of every control; returns the Axes."""
+        from whence.results.plotting import plot_bars
+
+        table = self.table()
+        return plot_bars([str(name) for name in table.index], table["mean"].tolist(), "mean over texts", ax)
+
     def to_dict(self) -> dict[str, Any]:
         return {"texts": [vars(t) for t in self.texts], "verdict": list(self.verdict())}
 

@@ -85,6 +85,13 @@ class Determined:
         ]
         return (*said, *(b.sentence() for b in self.bounds))
 
+    def plot(self, *, ax: Any = None) -> Any:
+        """How far each method agrees with itself under another attention with the same outputs; returns the Axes."""
+        from whence.results.plotting import plot_bars
+
+        table = self.table()
+        return plot_bars(table["method"].tolist(), table["spearman"].tolist(), "mean Spearman with itself", ax)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "total_variation": self.total_variation,

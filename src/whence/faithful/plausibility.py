@@ -44,6 +44,13 @@ class Plausibility:
         frame = pd.DataFrame(lines, index=list(MEASURES)).T.rename_axis("method").reset_index()
         return frame.assign(texts=len(self.numbers))
 
+    def plot(self, *, ax: Any = None) -> Any:
+        """Mean average precision of every method, and of chance; returns the Axes."""
+        from whence.results.plotting import plot_bars
+
+        table = self.table()
+        return plot_bars([str(m) for m in table.iloc[:, 0]], table.iloc[:, 1].tolist(), str(table.columns[1]), ax)
+
     def to_dict(self) -> dict[str, Any]:
         return {"table": self.table().to_dict("records"), "texts": len(self.numbers), "skipped": list(self.skipped)}
 

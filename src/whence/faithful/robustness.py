@@ -49,6 +49,13 @@ class Robustness:
             if first.records[i].target == second.records[i].target
         ]
 
+    def plot(self, *, ax: Any = None) -> Any:
+        """How far models of other seeds agree, by method; returns the Axes."""
+        from whence.results.plotting import plot_bars
+
+        table = self.table()
+        return plot_bars(table["method"].tolist(), table["spearman"].tolist(), "mean Spearman over pairs of models", ax)
+
     def to_dict(self) -> dict[str, Any]:
         return {"models": [r.model for r in self.runs], "table": self.table().to_dict("records")}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,17 @@ def new_axes(size: tuple[float, float] = (6.4, 4.8)) -> Any:
     except ImportError as problem:
         raise MissingExtraError("a plot needs matplotlib: pip install 'whence[plot]'.") from problem
     return figure.Figure(figsize=size, layout="constrained").subplots()
+
+
+def plot_bars(names: Sequence[str], values: Sequence[float], label: str, ax: Any = None) -> Any:
+    """One bar a name, from the top down; a value that is not defined has none. Returns the Axes."""
+    axes = ax if ax is not None else new_axes((5.2, 0.3 * len(names) + 1.1))
+    lengths = [0.0 if value is None or value != value else float(value) for value in values]
+    axes.barh(range(len(names)), lengths, color="#2f7dbd", height=0.55)
+    axes.set_yticks(range(len(names)), [name.replace("$", r"\$") for name in names])
+    axes.invert_yaxis()
+    axes.set(xlabel=label)
+    return axes
 
 
 def plot_result(result: Result, *, layer: int | None = None, head: int | None = None, ax: Any = None) -> Any:

@@ -17,7 +17,8 @@ from torch.nn import functional
 from whence.identifiable.conversion import probes as probing
 from whence.identifiable.conversion.distillation import pool
 from whence.identifiable.conversion.windows import WindowedTexts
-from whence.reading.capture import interface
+from whence.reading.capture.attach import INTERFACE, attached
+from whence.reading.capture.recorder import AttentionRecorder
 from whence.reading.capture.untouched import evaluating
 
 if TYPE_CHECKING:
@@ -166,9 +167,10 @@ def attention_kl(original: nn.Module, converted: nn.Module, corpus: WindowedText
 def _attention(model: nn.Module, corpus: WindowedTexts, piece: Sequence[int]) -> tuple[Tensor, ...]:
     device = next(model.parameters()).device
     inputs = {k: t.to(device) for k, t in corpus.batch([piece]).items()}
-    with evaluating(model), interface.switched(model):
-        found: tuple[Tensor, ...] = model(**inputs, output_attentions=True).attentions
-    return found
+    recorder = AttentionRecorder()
+    with attached(model, INTERFACE, recorder, 1):
+        model(**inputs)
+    return tuple(call.weights for call in recorder.calls)
 
 
 def probe(
