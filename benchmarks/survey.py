@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import whence
-from whence.surveys.settings import Settings, chosen_measures
+from whence.surveys.settings import SurveySettings, chosen_measures
 from whence.surveys.shards import Shard
 from whence.surveys.worker import Task, Worker
 
@@ -38,7 +38,7 @@ def plain(model: whence.Model, texts: list[str]) -> float:
     return time.process_time() - start
 
 
-def surveyed(model: whence.Model, texts: list[str], settings: Settings) -> tuple[float, int]:
+def surveyed(model: whence.Model, texts: list[str], settings: SurveySettings) -> tuple[float, int]:
     """CPU seconds of the survey's shards, files compressed but not written, and their bytes."""
     worker = Worker(Task(model, model.weights_hash, settings))
     size = settings.shard_size
@@ -74,7 +74,7 @@ def main() -> None:
     base = plain(model, texts)
     print(f"plain inference      {1e3 * base / len(texts):7.1f} ms a text")
     for name, without in (("default measures", ()), ("without certainty", ("certainty",))):
-        seconds, size = surveyed(model, texts, Settings(chosen_measures(without=without)))
+        seconds, size = surveyed(model, texts, SurveySettings(chosen_measures(without=without)))
         again = plain(model, texts)  # before and after: what else the machine does changes
         ratio = 2 * seconds / (base + again)
         print(

@@ -12,19 +12,21 @@ import torch
 from tests.faithful.faithful_models import WEIGHTS
 from whence.errors import InputError
 from whence.faithful.engine import Engine, batches, full
-from whence.faithful.question import Question, asking_position, prepared_text, units_of, unknown_id
+from whence.faithful.question import TextQuestion, asking_position, prepared_text, units_of, unknown_id
 from whence.model.load import Model
 
 TEXT = "the film was not very good and the film was dull"
 
 
-def question(model: Model, text: Any = TEXT, target: int = 1, foil: int | None = None, units: str = "word") -> Question:
+def question(
+    model: Model, text: Any = TEXT, target: int = 1, foil: int | None = None, units: str = "word"
+) -> TextQuestion:
     prepared = prepared_text(model, text)
     position = asking_position(model, prepared)
-    return Question(prepared, units_of(prepared, units, position), position, target, foil)
+    return TextQuestion(prepared, units_of(prepared, units, position), position, target, foil)
 
 
-def one_by_one(model: Model, asked: Question, operator: str, removed: int) -> float:
+def one_by_one(model: Model, asked: TextQuestion, operator: str, removed: int) -> float:
     """Slow and obvious: a list of ids, the model alone, softmax in float64."""
     gone = {i for u, places in enumerate(asked.units.positions) if removed >> u & 1 for i in places}
     ids = asked.prepared.inputs["input_ids"][0].tolist()

@@ -6,8 +6,6 @@ import importlib
 import inspect
 import re
 
-import pytest
-
 import whence
 
 from .imports import LEVELS, imports, modules, room
@@ -55,7 +53,6 @@ def test_no_module_hides_a_public_name() -> None:
     assert not functions & children, sorted(functions & children)
 
 
-@pytest.mark.skip(reason="renames under way")
 def test_a_class_name_is_used_once() -> None:
     places: dict[str, list[str]] = {}
     for name in modules():

@@ -10,7 +10,7 @@ import whence
 from tests.surveys.survey_models import some_texts
 from whence.cli import main
 from whence.errors import InputError, ModelError
-from whence.surveys.settings import Settings
+from whence.surveys.settings import SurveySettings
 from whence.surveys.worker import Task, loaded_here
 
 
@@ -89,9 +89,9 @@ def test_no_survey_there(tmp_path: Path) -> None:
 
 def test_a_worker_without_the_model(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is not there on the machine"):
-        loaded_here(Task(str(tmp_path / "nowhere"), "0" * 64, Settings()))
+        loaded_here(Task(str(tmp_path / "nowhere"), "0" * 64, SurveySettings()))
     with pytest.raises(ModelError, match="has other weights"):
-        loaded_here(Task(str(tiny), "0" * 64, Settings()))
+        loaded_here(Task(str(tiny), "0" * 64, SurveySettings()))
 
 
 def test_command_report_compare_and_card(

@@ -267,7 +267,7 @@ class _Options(TypedDict, total=False):
 
 
 @overload
-def decide(trace: Trace, rule: Path, **options: Unpack[_Options]) -> Alignment: ...
+def decide(trace: Trace, rule: Path, **options: Unpack[_Options]) -> Alignment: ...  # type: ignore[overload-overlap]  # a Path is a Rule that gives more
 @overload
 def decide(trace: Trace, rule: Rule, **options: Unpack[_Options]) -> Decisions: ...
 def decide(

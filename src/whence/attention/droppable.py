@@ -63,8 +63,8 @@ class Droppable:
         """[query]: how far other rows [query, key] move the head output, relative to it."""
         output = self.rows @ self.values
         size = torch.linalg.vector_norm(output, dim=-1).clamp(min=1e-300)
-        moved: Tensor = torch.linalg.vector_norm(other @ self.values - output, dim=-1)
-        return moved / size
+        moved: Tensor = torch.linalg.vector_norm(other @ self.values - output, dim=-1) / size
+        return moved
 
     def check(self) -> bool:
         """Whether the sparse rows are attention rows on the visible keys with the same output, on at most d_v + 1 keys."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from whence.attention.doppelganger import doppelganger
 from whence.errors import InputError
 from whence.faithful.engine import Engine
-from whence.faithful.question import Question, prepared_text, units_of, unknown_id
+from whence.faithful.question import TextQuestion, prepared_text, units_of, unknown_id
 from whence.mixing.gradients import gradient
 from whence.mixing.prediction import prediction_of
 from whence.model.load import as_model
@@ -140,7 +140,7 @@ def _controls(model: Any, text: str, permutations: int, budget: float, seed: int
     prediction = prediction_of(model, found, label, None, None)
     reads = int(prediction.rows.argmax())
     units = units_of(prepared, "token", None, unknown_id(model))
-    question = Question(prepared, units, None, label)
+    question = TextQuestion(prepared, units, None, label)
     draw = question.generator(seed, "permutations")
     layers = list(found.of())
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, ModelError
-from whence.faithful.question import Question
+from whence.faithful.question import TextQuestion
 from whence.model.load import Model
 from whence.reading.capture.attach import accepted, evaluating, lock_of
 from whence.reading.inputs import _input_embedding
@@ -49,7 +49,7 @@ class Engine:
     _values: dict[tuple[str, str, int], Value] = field(default_factory=dict, repr=False)
     _padding: int | None = field(default=None, repr=False)
 
-    def values(self, question: Question, operator: str, sets: Iterable[int]) -> dict[int, Value]:
+    def values(self, question: TextQuestion, operator: str, sets: Iterable[int]) -> dict[int, Value]:
         """The output for each set of removed units."""
         wanted = list(sets)
         self.asked += len(wanted)
@@ -65,12 +65,12 @@ class Engine:
                 self._values.update({(question.key, operator, s): value for s in same})
         return {s: self._values[question.key, operator, s] for s in wanted}
 
-    def outputs(self, question: Question, operator: str, sets: Sequence[int]) -> np.ndarray[Any, Any]:
+    def outputs(self, question: TextQuestion, operator: str, sets: Sequence[int]) -> np.ndarray[Any, Any]:
         """The outputs alone, in the order of the sets."""
         found = self.values(question, operator, sets)
         return np.array([found[s][0] for s in sets])
 
-    def whole(self, question: Question) -> Tensor:
+    def whole(self, question: TextQuestion) -> Tensor:
         """The logits of the whole text."""
         with lock_of(self.model.model), evaluating(self.model.model):
             return self._logits(question, variants_of(self.model, question, "drop", [0]))[0]
@@ -79,7 +79,7 @@ class Engine:
         """Forget the outputs of the texts so far."""
         self._values.clear()
 
-    def _run(self, question: Question, variants: list[Variant]) -> list[Value]:
+    def _run(self, question: TextQuestion, variants: list[Variant]) -> list[Value]:
         values: list[Value | None] = [None] * len(variants)
         lengths = [len(kept) for _, kept in variants]
         with lock_of(self.model.model), evaluating(self.model.model):
@@ -104,7 +104,7 @@ class Engine:
         vocabulary = getattr(getattr(self.model.model, "config", None), "vocab_size", None) or 1
         return min(TOKENS_A_BATCH, max(1, LOGITS_A_BATCH // int(vocabulary)))
 
-    def _batch_kind(self, question: Question) -> int:
+    def _batch_kind(self, question: TextQuestion) -> int:
         """2: batches may be padded, 1: only equal lengths run together, 0: one by one. Tried on this very text."""
         whole, short = variants_of(self.model, question, "drop", [0, full(len(question.units)) >> 1])
         alone = self._logits(question, [whole])
@@ -115,7 +115,7 @@ class Engine:
                 return kind
         return 0
 
-    def _logits(self, question: Question, variants: Sequence[Variant]) -> Tensor:
+    def _logits(self, question: TextQuestion, variants: Sequence[Variant]) -> Tensor:
         """(batch, classes or vocabulary), float64, of variants padded on the right."""
         width = max(len(kept) for _, kept in variants)
         device = self.model.device
@@ -154,7 +154,7 @@ Variant = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 """The ids that remain, and the positions of the whole text they come from."""
 
 
-def variants_of(model: Model, question: Question, operator: str, sets: Sequence[int]) -> list[Variant]:
+def variants_of(model: Model, question: TextQuestion, operator: str, sets: Sequence[int]) -> list[Variant]:
     """The ids of the text without the units of each set."""
     if operator not in OPERATORS:
         raise InputError(f"operator {operator!r} is not one of {', '.join(OPERATORS)}.")
@@ -183,7 +183,7 @@ def mask_id(model: Model) -> int:
     raise InputError(f"{model.name} has no mask, padding or unknown token: use operators=('drop',) (--operators drop).")
 
 
-def watch(question: Question, logits: Tensor) -> list[Value]:
+def watch(question: TextQuestion, logits: Tensor) -> list[Value]:
     """p(target), or logit(target) − logit(foil), of every row, and whether the model now prefers something else."""
     target, foil = question.target, question.foil
     if foil is None:
@@ -212,13 +212,13 @@ def batches(lengths: Sequence[int], limit: int, kind: int, call: float = 0.0) ->
         yield batch
 
 
-def _read_at(question: Question, variants: Sequence[Variant], length: int) -> list[int]:
+def _read_at(question: TextQuestion, variants: Sequence[Variant], length: int) -> list[int]:
     if question.position is None:  # an encoder–decoder: where its decoder stands
         return [length - 1] * len(variants)
     return [int(np.searchsorted(kept, question.position)) for _, kept in variants]
 
 
-def _kept_types(question: Question, kept: np.ndarray[Any, Any]) -> bytes:
+def _kept_types(question: TextQuestion, kept: np.ndarray[Any, Any]) -> bytes:
     """What else besides the ids tells two inputs apart: their segments, and where the asking position is."""
     types = question.prepared.inputs.get("token_type_ids")
     segments = b"" if types is None else types[0].numpy()[kept].tobytes()

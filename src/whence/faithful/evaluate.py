@@ -18,7 +18,7 @@ from whence.faithful.ceilings import EXACT, Ceiling, beam_ceiling, exact_ceiling
 from whence.faithful.curves import flip, order_of, prefixes, ties_in
 from whence.faithful.engine import OPERATORS, Engine, mask_id
 from whence.faithful.explainers import Explained, Explainer, explainers, scores_of
-from whence.faithful.question import Question, asking_position, prepared_text, units_of, unknown_id
+from whence.faithful.question import TextQuestion, asking_position, prepared_text, units_of, unknown_id
 from whence.faithful.rationale import marks_of
 from whence.faithful.records import Curve, TextRecord
 from whence.faithful.result import METHOD, Faithfulness
@@ -116,7 +116,7 @@ def faithfulness(
     return Faithfulness(identity, tuple(records))
 
 
-def _key(question: Question, asked: Iterable[Explainer], number: int, rationale: Any) -> str:
+def _key(question: TextQuestion, asked: Iterable[Explainer], number: int, rationale: Any) -> str:
     """The content that a record depends on: the question, scores that were given for this text, its rationale."""
     given = [[one.name, np.asarray(scores_of(one.given(number))).tolist()] for one in asked if one.given is not None]
     if not given and rationale is None:
@@ -155,12 +155,12 @@ def _operators(operators: Any, model: Model) -> tuple[str, ...]:
 
 def _question(
     model: Model, text: Any, target: Any, foil: Any, units: str, engine: Engine, truncate: bool
-) -> tuple[Question, float]:
+) -> tuple[TextQuestion, float]:
     """The question about one text, and the watched output of the whole text."""
     prepared = prepared_text(model, text, truncate)
     position = asking_position(model, prepared)
     made = units_of(prepared, units, position, unknown_id(model))
-    logits = engine.whole(Question(prepared, made, position, 0))
+    logits = engine.whole(TextQuestion(prepared, made, position, 0))
     classes = position is None and "decoder_input_ids" not in prepared.inputs
     if classes and len(logits) < 2:
         raise InputError(f"{model.name} has one output, a number and no classes: faithfulness needs a classifier.")
@@ -168,7 +168,7 @@ def _question(
     against = None if foil is None else target_id(model, logits, foil, classes, "foil")
     if against == number:
         raise InputError(f"target and foil are both {target_name(model, number, classes)!r}: a contrast needs two.")
-    question = Question(prepared, made, position, number, against)
+    question = TextQuestion(prepared, made, position, number, against)
     return question, engine.values(question, "drop", [0])[0][0]
 
 
@@ -183,7 +183,7 @@ def _saved(save: Any, identity: RunIdentity, resume: bool) -> AbstractContextMan
 
 def _record(
     engine: Engine,
-    question: Question,
+    question: TextQuestion,
     output: float,
     number: int,
     asked: Iterable[Explainer],
@@ -235,7 +235,7 @@ def _record(
     )
 
 
-def _curve(engine: Engine, question: Question, operator: str, order: tuple[int, ...]) -> Curve:
+def _curve(engine: Engine, question: TextQuestion, operator: str, order: tuple[int, ...]) -> Curve:
     forward, reverse = prefixes(order), prefixes(order[::-1])
     found = engine.values(question, operator, [*forward, *reverse])
     return Curve(
@@ -243,7 +243,7 @@ def _curve(engine: Engine, question: Question, operator: str, order: tuple[int, 
     )
 
 
-def _ceiling(engine: Engine, question: Question, operator: str, kind: str) -> Ceiling | None:
+def _ceiling(engine: Engine, question: TextQuestion, operator: str, kind: str) -> Ceiling | None:
     n = len(question.units)
     outputs: Callable[[Sequence[int]], np.ndarray[Any, Any]] = lambda sets: engine.outputs(question, operator, sets)  # noqa: E731
     if kind == "none" or (kind == "exact" and n > EXACT):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whence import method_table
 from whence.errors import InputError
-from whence.faithful.question import Question
+from whence.faithful.question import TextQuestion
 from whence.mixing.attribute import EXPLAINING, explain
 from whence.mixing.prediction import Prediction, prediction_of
 from whence.model.load import Model
@@ -32,7 +32,7 @@ class Explained:
     """What an explanation is made for: one question, and its number among the texts."""
 
     model: Model
-    question: Question
+    question: TextQuestion
     number: int
 
     @cached_property

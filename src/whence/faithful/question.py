@@ -37,7 +37,7 @@ class Units:
 
 
 @dataclass(frozen=True)
-class Question:
+class TextQuestion:
     """One text with its units and the output that is watched while units are removed.
 
     `position`: where the prediction is read in the whole text (a language model), None where there is one for the text.

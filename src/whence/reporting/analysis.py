@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 from whence.attention.overview import Overview, overview
 from whence.attention.witness import RowWitness, witness
 from whence.core.attention.verdict import check_epsilon
-from whence.mixing.contributions import contributions
-from whence.mixing.mixture import Mixture
+from whence.mixing.contributions import Contributions, contributions
 from whence.reading.trace import Trace
 
 Measured = TypeVar("Measured")
@@ -42,7 +41,7 @@ class Analysis:
         stack = self.trace.of(attention).name
         return self._once(("overview", stack), lambda: overview(self.trace, epsilon=self.epsilon, attention=stack))
 
-    def mixture(self, method: str, attention: str | None = None) -> Mixture:
+    def mixture(self, method: str, attention: str | None = None) -> Contributions:
         """`whence.contributions` by this method, layer by layer where the method has layers."""
         # None: an encoder–decoder's two stacks together; with one stack its name says nothing more.
         stack = attention if len(self.trace.stacks) > 1 else None

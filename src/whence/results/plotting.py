@@ -30,7 +30,7 @@ def new_axes(size: tuple[float, float] = (6.4, 4.8)) -> Any:
     return figure.Figure(figsize=size, layout="constrained").subplots()
 
 
-def plot_bars(names: Sequence[str], values: Sequence[float], label: str, ax: Any = None) -> Any:
+def plot_bars(names: Sequence[str], values: Sequence[float | None], label: str, ax: Any = None) -> Any:
     """One bar a name, from the top down; a value that is not defined has none. Returns the Axes."""
     axes = ax if ax is not None else new_axes((5.2, 0.3 * len(names) + 1.1))
     lengths = [0.0 if value is None or value != value else float(value) for value in values]

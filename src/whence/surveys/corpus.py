@@ -19,7 +19,7 @@ from whence.surveys.shards import Sequence, sequences_of
 
 
 @dataclass(frozen=True)
-class Corpus:
+class SurveyCorpus:
     """Texts (or pairs) that can be read again and again, and the name of where they come from."""
 
     name: str
@@ -38,20 +38,22 @@ def corpus_of(
     format: str | None = None,  # noqa: A002 (what users call it)
     split: str = "train",
     limit: int | None = None,
-) -> Corpus:
+) -> SurveyCorpus:
     """What the user gave as a corpus: the path of a file or a data set's name, a Dataset, texts that were read, a list."""
     if limit is not None and limit < 1:
         raise InputError(f"limit={limit} leaves no text: give 1 or more, or None for all.")
     if isinstance(texts, str | os.PathLike):
-        return Corpus(Path(texts).name, lambda: stream_texts(texts, text, pair=pair, format=format, split=split), limit)
+        return SurveyCorpus(
+            Path(texts).name, lambda: stream_texts(texts, text, pair=pair, format=format, split=split), limit
+        )
     if isinstance(texts, Texts):
-        return Corpus(Path(texts.source).name or "texts", lambda: texts.sequences, limit)
+        return SurveyCorpus(Path(texts.source).name or "texts", lambda: texts.sequences, limit)
     if (columns := getattr(texts, "column_names", None)) is not None:
-        return Corpus("dataset", lambda: _of_dataset(texts, columns, text, pair), limit)
+        return SurveyCorpus("dataset", lambda: _of_dataset(texts, columns, text, pair), limit)
     if not isinstance(texts, Iterable):
         raise InputError(f"texts is a {type(texts).__name__}: give a file, a data set or a list of texts.")
     held = list(texts)
-    return Corpus("texts", lambda: held, limit)
+    return SurveyCorpus("texts", lambda: held, limit)
 
 
 def _of_dataset(data: Any, columns: list[str], text: str | None, pair: str | None) -> Iterator[Sequence]:

@@ -6,6 +6,7 @@ import html
 import importlib
 import io
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ def _picture(survey: Survey, name: str) -> str:
     return drawn.getvalue()[drawn.getvalue().index("<svg") :]
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
+def _table(rows: Sequence[Mapping[Any, Any]]) -> str:
     if not rows:
         return ""
     heads = "".join(f"<th>{html.escape(str(name))}</th>" for name in rows[0])

@@ -13,7 +13,7 @@ from whence.core.attention.bounds import weight_bounds
 from whence.core.attention.verdict import RowVerdict, by_bounds, solved_rows
 from whence.mixing.local_vs_global import local_vs_global
 from whence.reading.trace import Layer, Stack, Trace
-from whence.surveys.settings import Settings
+from whence.surveys.settings import SurveySettings
 
 Array = npt.NDArray[np.generic]
 Columns = dict[str, Array]
@@ -21,7 +21,7 @@ KINDS = ("start", "end", "punctuation", "rest")
 """What attention goes to: a special first token ([CLS], BOS), other special tokens ([SEP], a sink), punctuation, words."""
 
 
-def head_columns(trace: Trace, settings: Settings, seed: int) -> Columns:
+def head_columns(trace: Trace, settings: SurveySettings, seed: int) -> Columns:
     """Columns of length layers · heads, layer by layer. Empty where no measure has lines for heads."""
     stack = trace.of(settings.attention)
     columns: Columns = {}

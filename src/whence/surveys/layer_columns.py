@@ -11,7 +11,7 @@ from whence.mixing.contributions import Contributions
 from whence.mixing.hidden_token_attribution import hidden_token_attribution
 from whence.mixing.summaries import DISTANCES
 from whence.reading.trace import Stack, Trace
-from whence.surveys.settings import Settings
+from whence.surveys.settings import SurveySettings
 from whence.tokens.nearest import DISTANCES as METRICS
 from whence.tokens.nearest import equal_in_sequence, scores
 
@@ -31,7 +31,7 @@ def offset_name(offset: int) -> str:
     return f"{'before' if offset < 0 else 'after'}_{abs(offset)}"
 
 
-def layer_columns(trace: Trace, alti: Contributions | None, settings: Settings, seed: int) -> Columns:
+def layer_columns(trace: Trace, alti: Contributions | None, settings: SurveySettings, seed: int) -> Columns:
     """Columns of length layers. `alti`: the contributions by layer, where they were asked for."""
     stack = trace.of(settings.attention)
     special = torch.tensor(stack.tokens.special, dtype=torch.float64)

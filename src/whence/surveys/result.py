@@ -60,7 +60,8 @@ class Survey:
         tables = [pa.parquet.read_table(path).replace_schema_metadata(None) for path in files if path.name in done]
         if not tables:
             raise InputError(f"{str(self.folder)!r} has no finished shard yet: run the survey.")
-        return pa.concat_tables(tables).to_pandas()
+        frame: pd.DataFrame = pa.concat_tables(tables).to_pandas()
+        return frame
 
     @property
     def failed(self) -> pd.DataFrame:

@@ -11,10 +11,10 @@ from whence.errors import InputError
 from whence.model.load import as_model
 from whence.results.run_folder import run_folder
 from whence.results.run_identity import RunIdentity, hash_texts
-from whence.surveys.corpus import Corpus, corpus_of
+from whence.surveys.corpus import SurveyCorpus, corpus_of
 from whence.surveys.engines import in_process, worker_processes
 from whence.surveys.result import METHOD, Survey, read_survey
-from whence.surveys.settings import ROWS, SHARD_SIZE, Settings, chosen_measures
+from whence.surveys.settings import ROWS, SHARD_SIZE, SurveySettings, chosen_measures
 from whence.surveys.shards import TABLES, Sequence, Shard, arrow, file_of, is_done, prepare_folders, shards_of
 from whence.surveys.worker import Task, calibrate
 
@@ -45,7 +45,7 @@ def survey(
     model: a name (then every worker loads it), or what `whence.load` gives. texts: a file (CSV, TSV, JSONL, Parquet, plain
     text), a data set's name, a Dataset, or a list; `text`, `pair`, `format`, `split`, `limit` as in `whence.read_texts`.
     measures: besides the default ones (attention, certainty, alti, tokens) also "hta", "local-global"; `without`: leave
-    some out. epsilon, rows, probes, truncate, attention, shard_size: see `whence.surveys.settings.Settings`.
+    some out. epsilon, rows, probes, truncate, attention, shard_size: see `whence.surveys.settings.SurveySettings`.
 
     workers: 1, in this process; more, so many processes with one thread each. The files' bytes do not depend on it.
     progress: told how many texts are done, and of how many.
@@ -56,10 +56,12 @@ def survey(
     (144, 12, 2)
     """
     arrow()
-    if not isinstance(workers, int) or workers < 1:
+    if not isinstance(workers, int) or workers < 1:  # type: ignore[redundant-expr]  # a string may come from outside
         raise InputError(f"workers={workers!r}: give 1 or more.")
     run_shards = in_process if workers == 1 else worker_processes(workers)
-    settings = Settings(chosen_measures(measures, without), epsilon, rows, probes, truncate, attention, shard_size)
+    settings = SurveySettings(
+        chosen_measures(measures, without), epsilon, rows, probes, truncate, attention, shard_size
+    )
     corpus = corpus_of(texts, text, pair=pair, format=format, split=split, limit=limit)
     total, digest = _read_once(corpus)
     chosen = as_model(model)
@@ -68,7 +70,7 @@ def survey(
     about |= {name: shape[name] for name in ("layers", "heads", "d_v")}
     hashes = {"weights": chosen.weights_hash, "texts": digest}
     identity = RunIdentity(METHOD, hashes, {**about, **settings.to_dict()})
-    folder = run_folder(out, identity, state="*/*.parquet")
+    folder = run_folder(Path(out), identity, state="*/*.parquet")
     if folder.finished:
         return read_survey(folder.path)
     prepare_folders(folder.path)
@@ -98,7 +100,7 @@ def survey(
     return read_survey(folder.path)
 
 
-def _read_once(corpus: Corpus) -> tuple[int, str]:
+def _read_once(corpus: SurveyCorpus) -> tuple[int, str]:
     """How many texts there are, and their hash; refused where there are none."""
     total = 0
 

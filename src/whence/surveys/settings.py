@@ -16,7 +16,7 @@ SHARD_SIZE = 64
 
 
 @dataclass(frozen=True)
-class Settings:
+class SurveySettings:
     """Which measures, and their options.
 
     measures: of `DEFAULT` and `ON_REQUEST`. epsilon: what counts as certain (METHODS 1.1 (8)). rows: how many of a text's

@@ -19,7 +19,7 @@ from whence.reading.trace import Trace
 from whence.reading.tracing import trace
 from whence.surveys.head_columns import head_columns
 from whence.surveys.layer_columns import layer_columns
-from whence.surveys.settings import Settings
+from whence.surveys.settings import SurveySettings
 from whence.surveys.shards import Sequence, Shard, as_parquet
 
 CALIBRATION = ("The old doctor told the nurse that she would not leave the ward before noon.", "It was late.")
@@ -35,7 +35,7 @@ class Task:
 
     model: Any
     weights: str
-    settings: Settings
+    settings: SurveySettings
 
 
 class Worker:
@@ -124,7 +124,9 @@ class Worker:
         return tables
 
 
-def measure(model: Model, sequences: Many[Sequence], settings: Settings) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def measure(
+    model: Model, sequences: Many[Sequence], settings: SurveySettings
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """(head columns, layer columns) of each text, traced in one batch."""
     pairs = [s[1] for s in sequences] if len(sequences[0]) > 1 else None
     traces: list[Trace] = trace(
@@ -141,7 +143,7 @@ def measure(model: Model, sequences: Many[Sequence], settings: Settings) -> list
     return results
 
 
-def _stack_of(one: Trace, settings: Settings) -> dict[str, str]:
+def _stack_of(one: Trace, settings: SurveySettings) -> dict[str, str]:
     """An encoder–decoder's contributions are asked of one stack, as everything else is."""
     if settings.attention is None and len(one.stacks) == 1:
         return {}
@@ -192,7 +194,7 @@ def loaded_here(task: Task) -> Model:
     return model
 
 
-def calibrate(model: Model, settings: Settings) -> dict[str, Any]:
+def calibrate(model: Model, settings: SurveySettings) -> dict[str, Any]:
     """Prove the model on fixed sentences and see what its columns are: layers, heads, d_v, columns and their types."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -96,7 +96,8 @@ def _direction(width: int, like: Tensor) -> Tensor:
 @lru_cache(maxsize=64)
 def _unit(width: int) -> Tensor:
     direction = torch.randn(width, generator=torch.Generator().manual_seed(width), dtype=torch.float64)
-    return direction / direction.norm()
+    unit: Tensor = direction / direction.norm()
+    return unit
 
 
 @lru_cache(maxsize=64)
