@@ -107,6 +107,7 @@ torture: $(STAMPS)/dev
 	$(BIN)/python -m torture.kills
 	$(BIN)/python -m torture.soak
 	$(BIN)/python -m torture.load
+	$(BIN)/python -m pytest -m long
 
 # The lowest versions, in an environment of their own.
 LOWEST := .venv-lowest

@@ -69,7 +69,7 @@ def test_sounds_are_read_or_refused(tmp_path):
         whence.align(Model(build("bart").model), np.zeros(16_000))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_whispers_times_are_those_of_transformers():
     try:
         model = whence.load("whisper")
