@@ -125,7 +125,7 @@ def test_wavlm_is_read():
         q, k = (p(states).view(n, 4, 8).transpose(0, 1) for p in (part.q_proj, part.k_proj))
         scores = q @ k.mT / 8**0.5 + gate[..., None] * part.compute_bias(n, n)
     torch.testing.assert_close(found[0].attention.double(), scores.softmax(-1), atol=1e-5, rtol=1e-4)
-    assert [layer.wiring for layer in found] == ["post-norm"] * 2
+    assert [layer.wiring.kind for layer in found] == ["post-norm"] * 2
     assert found.mixes is None
 
 
