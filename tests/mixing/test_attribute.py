@@ -371,7 +371,9 @@ def test_lime_and_shap_of_a_linear_model() -> None:
             total = there @ parts
             return SimpleNamespace(logits=torch.stack([total, -total], dim=-1))
 
-    prediction = replace(prediction_of(whence.Model(model), trace, 0, None, None), model=whence.Model(Additive().eval()))
+    prediction = replace(
+        prediction_of(whence.Model(model), trace, 0, None, None), model=whence.Model(Additive().eval())
+    )
     values = method_of("kernel-shap")(prediction, baseline="zero", samples=400).values
     assert torch.allclose(values, parts, atol=1e-3)
     values = method_of("lime")(prediction, baseline="zero", samples=400).values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,10 @@ POINTING = """async () => {
 
 
 def test_512_tokens_and_72_heads(watched: Any, minilm: Any, tmp_path: Path) -> None:
-    """A real text: its report opens within three seconds, and what a pointer costs leaves room for sixty frames."""
+    """A real text: its report opens, and pointing shows row after row without building the page anew.
+
+    What opening and pointing cost is measured by benchmarks/page.py, not here.
+    """
     import whence
 
     words = " ".join(f"{TEXT} On day {day} the snow lay {day + 3} feet deep." for day in range(12))
@@ -39,20 +41,13 @@ def test_512_tokens_and_72_heads(watched: Any, minilm: Any, tmp_path: Path) -> N
     file = report.save(tmp_path / "long.html")
     assert file.stat().st_size <= 40e6
     one = watched()
-    begin = time.monotonic()
     page = one.open(file.as_uri())
     page.wait_for_selector(".grid-cell")
-    assert time.monotonic() - begin < 3.0
-    begin = time.monotonic()
     page.evaluate("location.hash = '#view=head&layer=3&head=4'")
     page.wait_for_selector("table.bars tbody tr")
     page.wait_for_selector("[aria-busy]", state="detached")
-    assert time.monotonic() - begin < 3.0
     spent = page.evaluate(POINTING)
     assert spent["changed"] >= 55  # each step showed another row
-    # Milliseconds of script, style and layout for a step. The median: the machine that tests may be busy, and a page that
-    # builds its bars anew takes several times as long.
-    assert spent["times"][30] < 16
     assert page.evaluate("document.querySelectorAll('*').length") < 4000
     page.evaluate("location.hash = '#view=provenance'")
     page.wait_for_selector(".flow")
