@@ -3,7 +3,7 @@
 Whisper's recipe as transformers has it: frames beyond the sound cut off, every frame standardised over the tokens, a
 running median over frames, the mean of the alignment heads, then dynamic time warping over minus that.
 
-What can be proved of it (METHODS 1.1b). A weight lies in an interval [lo, hi] in every row with the same head output. The
+What can be proved of it (methods 1.4). A weight lies in an interval [lo, hi] in every row with the same head output. The
 median is monotone, a mean adds intervals, so without the standardisation each cell of the cost matrix lies in an interval,
 and a cell is on no optimal path where the best path through it under the lowest costs is dearer than the best path under
 the highest. Standardising a frame divides by the spread of all rows there: it couples all of them, and nothing is proved.

@@ -12,7 +12,7 @@ Several heads: given their outputs, the rows of different heads are independent,
 (w ≥ 0) is the sum of the least values. "Key i is the largest of K" is one claim for each j ∈ K, and one dual often
 proves many of them: with 1_G the indicator of G ⊂ K, e_i − 1_G is the componentwise minimum of e_i − e_j over j ∈ G, so
 a proof that i outweighs G *together* is, number for number, the best that one dual can prove for each of G.
-METHODS 1.1b.
+methods 1.4.
 """
 
 from __future__ import annotations
