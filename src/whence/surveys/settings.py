@@ -19,7 +19,7 @@ SHARD_SIZE = 64
 class SurveySettings:
     """Which measures, and their options.
 
-    measures: of `DEFAULT` and `ON_REQUEST`. epsilon: what counts as certain (METHODS 1.1 (8)). rows: how many of a text's
+    measures: of `DEFAULT` and `ON_REQUEST`. epsilon: what counts as certain (methods 1.3). rows: how many of a text's
     rows that are not unique are looked at, of all layers and heads together, drawn by content; 0: all. probes: directions
     per token of hta and local-global. truncate: cut texts that are too long. attention: which stack of an
     encoder–decoder. shard_size: texts in one file.
