@@ -64,11 +64,12 @@ class TestFromOutside:
         assert json.loads(capsys.readouterr().out)["provenance"]["method"] == "first-head"
         assert main(["methods", "first-head"]) == 0
         assert "Nobody 2026" in capsys.readouterr().out
+        from whence.reporting.analysis import Analysis
         from whence.reporting.mixing import mixtures
         from whence.serving.work import by_layer, explaining
 
         assert "first-head" in {m.name for m in by_layer()} & {m.name for m in explaining()}
-        (entry,), blocks = mixtures(trace, ["first-head"])
+        (entry,), blocks = mixtures(Analysis(trace), ["first-head"])
         assert (entry["title"], entry["paper"], len(blocks)) == ("First head", "Nobody 2026", 6)
 
     def test_a_function_of_a_prediction(self, minilm_path: Path) -> None:
