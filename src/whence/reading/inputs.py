@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from whence.errors import InputError, ModelError
 from whence.model.load import Model
-from whence.model.memory import remembered
 from whence.results.labels import Tokens, readable
 
 GENERATE = 32  # how many tokens an encoder–decoder writes when no target is given
@@ -324,10 +323,6 @@ def _input_embedding(model: nn.Module) -> nn.Embedding | None:
 
 def position_limit(model: nn.Module) -> int | None:
     """How many positions the model has; None where nothing limits them (relative positions)."""
-    return remembered(model, "position limit", lambda: _find_limit(model))
-
-
-def _find_limit(model: nn.Module) -> int | None:
     config = getattr(model, "config", None)
     get_text = getattr(config, "get_text_config", None)
     config = get_text() if callable(get_text) else config
