@@ -1,9 +1,12 @@
-"""What the table says of a method is true of its object, and methods from outside work everywhere."""
+"""The method table: declared once, imported late, true of its objects, open to methods from outside."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,10 @@ import whence
 from whence import method_table
 from whence.cli import main
 from whence.errors import InputError
-from whence.method_table import Method, explaining, method, methods, options_of, register
+from whence.method_table import QUESTIONS, Method, declare, explaining, method, methods, options_of, register
 
 ABOUT = {"paper": "Nobody 2026", "cost": "trace", "summary": "the first head", "determined": "weights"}
+PLAIN = {"paper": "Nobody 2020", "cost": "trace", "summary": "gives a number"}
 TEXT = "The bank raised its rates."
 
 
@@ -116,3 +120,109 @@ class TestFromOutside:
             register("mine", gives="matrix", **{**ABOUT, "determined": ""})(lambda layer: layer)
         with pytest.raises(InputError, match="'sometimes' is no kind of determinedness"):
             register("mine", gives="matrix", **{**ABOUT, "determined": "sometimes"})(lambda layer: layer)
+
+
+@pytest.fixture
+def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A table with nothing in it, for one test."""
+    monkeypatch.setattr(method_table, "_registered", {})
+    monkeypatch.setattr(method_table, "_complete", True)
+    return
+
+
+@pytest.mark.usefixtures("empty")
+class TestRegistering:
+    def test_a_decorated_function_stays_itself(self) -> None:
+        @register("double", question="tokens", needs=("model",), **PLAIN)
+        def double(x: int) -> int:
+            return 2 * x
+
+        found = method("double")
+        assert found.function is double
+        assert found(21) == double(21) == 42
+        assert found.needs == ("model",)
+
+    def test_sorted_by_question_then_name(self) -> None:
+        for name, question in (("b", "mixing"), ("z", "attention"), ("a", "mixing"), ("c", "models")):
+            declare(name, "math:sqrt", question=question, **PLAIN)
+        assert [m.name for m in methods()] == ["z", "a", "b", "c"]
+        assert [m.name for m in methods("mixing")] == ["a", "b"]
+        assert methods("tokens") == ()
+
+    def test_declared_functions_are_imported_on_first_use(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "whence_late.py").write_text("class Holder:\n    @staticmethod\n    def f(): return 'here'\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        late = declare("late", "whence_late:Holder.f", question="mixing", **PLAIN)
+        assert "whence_late" not in sys.modules
+        assert methods()[0].to_dict()["location"] == "whence_late:Holder.f"
+        assert "whence_late" not in sys.modules
+        assert late() == "here"
+        assert late.function is late.function
+        del sys.modules["whence_late"]
+
+    def test_frozen(self) -> None:
+        made = declare("sqrt", "math:sqrt", question="mixing", **PLAIN)
+        with pytest.raises(FrozenInstanceError):
+            made.name = "other"  # type: ignore[misc]
+        assert hash(made) == hash(method("sqrt"))
+
+    def test_the_same_function_may_be_declared_and_decorated(self) -> None:
+        declare("twice", f"{__name__}:twice", question="mixing", **PLAIN)
+        register("twice", question="mixing", **PLAIN)(twice)
+        assert method("twice").function is twice
+
+    def test_a_name_is_taken_once(self) -> None:
+        declare("sqrt", "math:sqrt", question="mixing", **PLAIN)
+        with pytest.raises(InputError, match=r"'sqrt' is taken by math:sqrt; math:isqrt"):
+            declare("sqrt", "math:isqrt", question="mixing", **PLAIN)
+
+    def test_unknown_names_get_the_nearest(self) -> None:
+        for name in ("alti", "hta", "rollout"):
+            declare(name, "math:sqrt", question="mixing", **PLAIN)
+        assert method(" HTA ").name == "hta"
+        with pytest.raises(InputError, match=r"'rolout'; did you mean 'rollout'"):
+            method("rolout")
+        with pytest.raises(InputError, match=r"'xyzzy'; there are: alti, hta, rollout"):
+            method("xyzzy")
+        with pytest.raises(InputError, match=r"'mixin'; did you mean 'mixing'"):
+            methods("mixin")
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"question": "why"}, "'why' is no question"),
+            ({"cost": "cheap"}, "'cheap' is no cost"),
+            ({"location": "math.sqrt"}, "package.module:object"),
+            ({"name": "Upper"}, "lower-case"),
+            ({"name": ""}, "lower-case"),
+        ],
+    )
+    def test_bad_declarations(self, change: dict[str, str], message: str) -> None:
+        good = {"name": "x", "location": "math:sqrt", "question": "mixing", **PLAIN}
+        with pytest.raises(InputError, match=message):
+            declare(**{**good, **change})
+        assert methods() == ()
+
+
+def twice(x: float) -> float:
+    return 2 * x
+
+
+def test_every_declared_method_is_there() -> None:
+    for declared in methods():
+        assert isinstance(declared, Method)
+        assert callable(declared.function), declared.location
+        assert declared.summary
+        assert declared.paper
+
+
+def test_listing_imports_nothing_heavy() -> None:
+    code = "import sys, whence.method_table as r; r.methods(); print('torch' in sys.modules, 'numpy' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["False", "False"]
+
+
+def test_questions() -> None:
+    assert list(QUESTIONS) == ["attention", "tokens", "mixing", "faithfulness", "models"]

@@ -11,8 +11,8 @@ import torch
 import transformers
 
 import whence
-from tests.models.test_decoder import make
-from tests.models.test_decoder_reading import deepseek
+from tests.identifiable.test_decoder import make
+from tests.identifiable.test_decoder_reading import deepseek
 from whence.cli import main
 from whence.core.attention.score_law import score_law
 from whence.errors import WhenceError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
+from transformers import BertConfig, BertForMaskedLM
 
-from tests.faithful.faithful_models import CONFIG, AdditiveForSequenceClassification, shaken, tokenizer
+from tests.faithful.faithful_models import CONFIG, AdditiveForSequenceClassification, shaken, tiny_classifier, tokenizer
 from whence.model.load import Model
 
 
@@ -17,9 +17,7 @@ def additive() -> Model:
 
 @pytest.fixture(scope="session")
 def classifier() -> Model:
-    torch.manual_seed(0)
-    labels = {"num_labels": 2, "id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
-    return Model(shaken(BertForSequenceClassification(BertConfig(**CONFIG, **labels))), tokenizer(), name="tiny")
+    return tiny_classifier()
 
 
 @pytest.fixture(scope="session")

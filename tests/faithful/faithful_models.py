@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+from whence.model.load import Model
 
 WORDS = (*"abcdefghijklmnop", "good", "bad", "fine", "dull", "the", "film", "was", "not", "and", "very")
 WEIGHTS = {word: 0.003 * (i - 13.37) for i, word in enumerate(WORDS)}
@@ -51,3 +53,10 @@ CONFIG: dict[str, Any] = {
     "vocab_size": len(WORDS) + 5, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
     "intermediate_size": 40, "max_position_embeddings": 64, "pad_token_id": 0,
 }  # fmt: skip
+
+
+def tiny_classifier() -> Model:
+    """A random BERT that says "yes" or "no"."""
+    torch.manual_seed(0)
+    labels = {"num_labels": 2, "id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
+    return Model(shaken(BertForSequenceClassification(BertConfig(**CONFIG, **labels))), tokenizer(), name="tiny")

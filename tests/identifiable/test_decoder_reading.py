@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import whence
-from tests.models.decoder_oracle import layer_rows, rms
-from tests.models.test_decoder import ALL, draw, make
+from tests.identifiable.decoder_oracle import layer_rows, rms
+from tests.identifiable.test_decoder import ALL, draw, make
 from whence.errors import WiringError
 
 

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.faithful.faithful_models import WORDS
+from tests.faithful.faithful_models import WORDS, tiny_classifier
 from whence.cli import main
-from whence.model.load import Model
 
 
 @pytest.fixture(scope="module")
-def folder(classifier: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("tiny")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place, classifier = tmp_path_factory.mktemp("tiny"), tiny_classifier()
     classifier.model.save_pretrained(place)
     classifier.tokenizer.save_pretrained(place)
     return place

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import whence
-from tests.models.test_decoder import make
+from tests.identifiable.test_decoder import make
 from whence.errors import ModelError
 from whence.identifiable.training.documents import demo_documents
 from whence.identifiable.training.vocabulary import train_byte_tokenizer

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import whence
-from tests.models.decoder_oracle import Row, layer_rows, logits, rms, second_row
+from tests.identifiable.decoder_oracle import Row, layer_rows, logits, rms, second_row
 from whence.errors import InputError
 from whence.identifiable import IdentifiableDecoderConfig, IdentifiableDecoderModel, IdentifiableForCausalLM
 from whence.identifiable.modeling_identifiable_decoder import alibi_slopes
