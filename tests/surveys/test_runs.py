@@ -39,7 +39,8 @@ def test_two_workers_write_the_same_bytes(tiny: Path, corpus: Path, reference: P
 
 
 SLOWLY = """
-import sys, time, whence
+import signal, sys, time, whence
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
 from whence.surveys import worker
 whole = worker.Worker.files
 def slow(self, shard):
