@@ -46,7 +46,7 @@ def shares(fields: dict[str, object]) -> list[float]:
             for layer in whence.trace(model, ids):
                 for head in range(4):
                     row, keys, values = layer.attention[head, -1], layer.keys[head], layer.values[head]
-                    hits.append(search_reachable(row, keys, values, starts=24, use_theorem=False).found)
+                    hits.append(search_reachable(row, keys, values, starts=24, use_theorem=False).exists)
         found.append(sum(hits) / len(hits))
     return found
 

@@ -51,7 +51,7 @@ def main() -> None:
         for head in trace[layer].heads:
             found = droppable(trace, layer, head, list(range(66, n)), verify=False)
             assert found.check()
-            kept.append(found.kept.double().mean())
+            kept.append(found.needed.double().mean())
             seen.append(found.visible.sum(-1).double().mean())
             exact.append(found.error(found.sparse).max())
             by_mass.append(found.error(found.top).median())

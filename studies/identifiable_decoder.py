@@ -152,7 +152,7 @@ def second_rows(job: dict[str, Any]) -> dict[str, Any]:
             for head in range(len(layer.heads)):
                 row = layer.attention[head, -1].double()
                 keys, values = layer.keys[head].double(), layer.values[head].double()
-                hits.append(search_reachable(row / row.sum(), keys, values, starts=24, use_theorem=False).found)
+                hits.append(search_reachable(row / row.sum(), keys, values, starts=24, use_theorem=False).exists)
         found[str(n)] = [sum(hits), len(hits)]
     file.write_text(json.dumps(found), encoding="utf-8")
     return found

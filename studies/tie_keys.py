@@ -106,10 +106,10 @@ def run(name: str) -> None:
     sentences, long = measured[:HELD_OUT], measured[HELD_OUT:]
     begun = time.process_time()
 
-    def progress(step: int, loss: float) -> None:
+    def progress(what: str, step: float, steps: float) -> None:
         if step % 100 == 0:
             print(
-                f"{name}: step {step} of {settings['steps']}, loss {loss:.3f}, {time.process_time() - begun:.0f} s CPU",
+                f"{name}: step {step} of {steps}: {what}, {time.process_time() - begun:.0f} s CPU",
                 flush=True,
             )
 
@@ -161,7 +161,7 @@ def search(folder: Path, rows: int = 36, starts: int = 24) -> list[dict[str, Any
                     one.values[head].double(),
                     starts=starts,
                 )
-                hits += result.found and result.total_variation > 1e-4
+                hits += result.exists and result.total_variation > 1e-4
                 returned += result.returned
                 total += result.starts
                 distances.append(result.total_variation)

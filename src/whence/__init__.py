@@ -107,9 +107,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("whence.rules")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'whence' has no attribute {name!r}; it has: {', '.join(sorted(_PUBLIC))}")
-    found = getattr(importlib.import_module(_PUBLIC[name]), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

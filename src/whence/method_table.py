@@ -139,7 +139,7 @@ def _unknown(what: str, name: str, known: Mapping[str, Any], listed: Mapping[str
 
 BRUNNER, BHARDWAJ, ABNAR = "Brunner et al. 2020", "Bhardwaj et al. 2021", "Abnar & Zuidema 2020"
 EXPLAIN = ("model", "head", "extra:explain")
-CHOSEN = ("output", "baseline")
+OUTPUT = ("output", "baseline")
 
 
 # fmt: off
@@ -229,10 +229,10 @@ def _declare_own() -> None:
            needs=("model", "head"), options=("output",), shown=False)
     scores("integrated-gradients", "gradients:integrated_gradients", "Integrated gradients", "Sundararajan et al. 2017",
            "gradients along the way from a baseline to the text", aliases=("ig",),
-           options=(*CHOSEN, "steps", "batch_size"))
+           options=(*OUTPUT, "steps", "batch_size"))
     scores("absolute-integrated-gradients", "gradients:absolute_integrated_gradients", "|Integrated gradients|",
            "Sundararajan et al. 2017", "integrated gradients without their signs", signed=False, aliases=("absolute-ig",),
-           options=(*CHOSEN, "steps", "batch_size"), shown=False)
+           options=(*OUTPUT, "steps", "batch_size"), shown=False)
     scores("last-attention", "last_attention:last_attention", "Last layer's attention", "Vaswani et al. 2017",
            "the last layer's attention (mean over heads) at the rows that the head reads", signed=False, contrast=False,
            cost="trace", needs=("model",), determined="weights")
@@ -245,11 +245,11 @@ def _declare_own() -> None:
     scores("occlusion", "perturbations:occlusion", "Occlusion", "Zeiler & Fergus 2014; leave-one-out",
            "what the prediction loses without each token", cost="passes", aliases=("leave-one-out",),
            needs=("model", "head"),
-           options=(*CHOSEN, "batch_size"))
+           options=(*OUTPUT, "batch_size"))
     scores("lime", "perturbations:lime", "LIME", "Ribeiro et al. 2016",
            "a sparse linear model of the prediction around the text", cost="passes", shown=False,
-           options=(*CHOSEN, "samples", "seed", "batch_size"))
+           options=(*OUTPUT, "samples", "seed", "batch_size"))
     scores("kernel-shap", "perturbations:kernel_shap", "Kernel SHAP", "Lundberg & Lee 2017",
            "Shapley values by weighted regression", cost="passes", shown=False, aliases=("shap",),
-           options=(*CHOSEN, "samples", "seed", "batch_size"))
+           options=(*OUTPUT, "samples", "seed", "batch_size"))
 # fmt: on

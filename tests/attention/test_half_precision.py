@@ -100,7 +100,7 @@ def test_intervals_and_their_proofs(read: Any) -> None:
 
 def test_other_rows_change_nothing_but_rounding(read: Any) -> None:
     other = whence.witness(read, 1, 2, N - 1)
-    assert other.found
+    assert other.exists
     checked = other.verify()
     assert checked.same
     assert checked.control_head_output > 4 * checked.head_output

@@ -101,7 +101,7 @@ def test_a_verified_alternative(read: Any) -> None:
     layer = next(i for i in (0, 1) if read[i].visible[-1].all())
     for query in (8, 17):
         other = whence.witness(read, layer, 1, query)
-        assert other.found
+        assert other.exists
         assert other.total_variation > 1e-3
         assert abs(float(other.alternative.sum()) - 1) < 1e-6
         checked = other.verify()

@@ -193,7 +193,7 @@ def test_a_witness_is_a_row_that_the_model_cannot_tell(traces, name):
     query = len(found.tokens) - 2
     other = whence.witness(found, 1, 3, query, attention=stack)
     layer = found[1]
-    assert other.found
+    assert other.exists
     assert float(other.alternative.min()) >= 0
     assert float(other.alternative.sum()) == pytest.approx(float(layer.attention[3, query].double().sum()), abs=1e-6)
     assert bool((other.alternative[~layer.visible_mask[query]] == 0).all())
@@ -208,7 +208,7 @@ def test_a_witness_is_a_row_that_the_model_cannot_tell(traces, name):
 
 def test_a_witness_of_a_unique_row_says_so(minilm):
     other = whence.witness(trace(minilm, "The bank."), 0, 0, 1)
-    assert not other.found
+    assert not other.exists
     assert other.statement == "this row is the only one with this head output"
 
 
@@ -233,7 +233,7 @@ def test_a_doppelganger_changes_every_head_and_no_output(minilm, long_text):
 def test_key_constrained_rows_come_from_some_query(minilm, long_text):
     found = trace(minilm, long_text + " " + long_text)
     other = whence.witness(found, 2, 3, 5, key_constrained=True, starts=48)
-    if not other.found:
+    if not other.exists:
         assert "none found in 48 starts" in other.statement
         return
     layer = found[2]
@@ -258,7 +258,7 @@ def test_tied_keys_are_unique_by_theorem():
     found = trace(Model(specimen.model), {"input_ids": ids})
     assert bool(key_constraint(found[0])["tied"].all())
     other = whence.witness(found, 0, 1, 3, key_constrained=True)
-    assert not other.found
+    assert not other.exists
     assert "unique" in other.statement
     assert "Theorem 1" in other.statement
 

@@ -197,8 +197,8 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, 
     """No download: notes (name, quiet) and answers with a path."""
     calls: list[tuple[str, bool]] = []
 
-    def fetch(name: str, *, quiet: bool) -> Path:
-        calls.append((name, quiet))
+    def fetch(name: str, *, progress: object) -> Path:
+        calls.append((name, not progress))
         return tmp_path / name
 
     monkeypatch.setattr("whence.cli.get.fetch", fetch)

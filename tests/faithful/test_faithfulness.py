@@ -112,12 +112,8 @@ def test_save_and_load(extreme: Faithfulness, tmp_path: Path) -> None:
 
 
 def _until_killed(path: str, model: Model) -> None:
-    count = 0
-
-    def die(done: int, _total: int) -> None:
-        nonlocal count
-        count = done
-        if count == 7:
+    def die(_what: str, done: float, _total: float) -> None:
+        if done == 7:
             os.kill(os.getpid(), 9)
 
     whence.faithfulness(model, TEXTS, METHODS, save=path, progress=die)

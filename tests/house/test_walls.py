@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -62,5 +63,19 @@ def test_a_class_name_is_used_once() -> None:
         for key, thing in vars(module).items():
             if inspect.isclass(thing) and thing.__module__ == name and not key.startswith("_"):
                 places.setdefault(key, []).append(name)
+    twice = {key: where for key, where in places.items() if len(where) > 1}
+    assert not twice, twice
+
+
+def test_a_type_is_declared_once() -> None:
+    """`Progress`, `Step` and their like: an alias at the top of a module has a name that no other module gives."""
+    places: dict[str, list[str]] = {}
+    for name, path in modules().items():
+        for node in ast.parse(path.read_text()).body:
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            value = getattr(node, "value", None)
+            alias = value is not None and re.match(r"(bool \| )?Callable\[|Literal\[", ast.unparse(value))
+            if alias and isinstance(target, ast.Name) and not target.id.startswith("_"):
+                places.setdefault(target.id, []).append(name)
     twice = {key: where for key, where in places.items() if len(where) > 1}
     assert not twice, twice

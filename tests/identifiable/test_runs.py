@@ -44,7 +44,7 @@ def bert() -> whence.Model:
 
 
 def stop_after(step: int):
-    def progress(done: int, _loss: float) -> None:
+    def progress(_what: str, done: float, _total: float) -> None:
         if done == step:
             raise KeyboardInterrupt
 

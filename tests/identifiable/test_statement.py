@@ -26,7 +26,7 @@ def second_rows(model: Any, ids: torch.Tensor, rows: int = 8, starts: int = 16) 
             layer.attention[head, query].double(), keys, layer.values[head].double(), starts=starts
         )
         assert not result.tied
-        found += result.found and result.total_variation > 1e-4
+        found += result.exists and result.total_variation > 1e-4
         returned += result.returned
     return found, returned / (rows * starts)
 

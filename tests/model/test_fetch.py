@@ -214,13 +214,13 @@ def test_the_cache_can_be_read_by_others(index: Index) -> None:
 def test_progress_is_reported(index: Index) -> None:
     index.how = "slow"
     seen: list[tuple[int, int]] = []
-    fetch.fetch("fake", progress=lambda done, total: seen.append((done, total)))
+    fetch.fetch("fake", progress=lambda what, done, total: seen.append((done, total)))
     assert seen[-1] == (FAKE.download_size, FAKE.download_size)
     assert len(seen) > 2
 
 
 def test_not_quiet_writes_to_standard_error_only(index: Index, capsys: pytest.CaptureFixture[str]) -> None:
-    fetch.fetch("fake", quiet=False)
+    fetch.fetch("fake", progress=True)
     out, err = capsys.readouterr()
     assert out == ""
     assert "Fetching fake" in err
@@ -377,7 +377,7 @@ def test_a_cache_that_cannot_be_written(index: Index) -> None:
 def test_interrupted_by_the_user(index: Index) -> None:
     index.how = "hang"
 
-    def interrupt(done: int, total: int) -> None:
+    def interrupt(_what: str, done: float, total: float) -> None:
         if index.pips():
             raise KeyboardInterrupt
 

@@ -60,7 +60,7 @@ def simple(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_files_are_taken_and_nothing_is_run(simple: Path, tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
-    folder = fetch.fetch("fake", progress=lambda done, total: progress.append((done, total)))
+    folder = fetch.fetch("fake", progress=lambda what, done, total: progress.append((done, total)))
     assert [p.name for p in folder.iterdir()] == ["weights.bin"]
     assert (folder / "weights.bin").read_bytes() == WEIGHTS
     assert not (tmp_path / "ran").exists()

@@ -86,7 +86,7 @@ def test_alternatives_of_the_listed_heads_move_every_row(trace: Any) -> None:
 def test_work_can_be_stopped_while_rows_are_solved(trace: Any) -> None:
     from whence.reporting.document import build
 
-    def stop(what: str, _share: float) -> None:
+    def stop(what: str, _done: float, _total: float = 1.0) -> None:
         if what.startswith("The prediction"):
             raise KeyboardInterrupt
 

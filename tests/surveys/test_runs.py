@@ -31,10 +31,10 @@ def reference(tiny: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_two_workers_write_the_same_bytes(tiny: Path, corpus: Path, reference: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+    told: list[tuple[str, int, int]] = []
     whence.survey(tiny, corpus, tmp_path, shard_size=4, workers=2, progress=lambda *at: told.append(at))
     assert files(tmp_path) == files(reference)
-    assert told[-1] == (30, 30)
+    assert told[-1] == ("texts", 30, 30)
     assert len(told) == 8
 
 

@@ -159,22 +159,22 @@ def _proved(rows: Tensor, values: Tensor, visible: Tensor, n: int, median: int) 
     return possible_first_keys(lower, upper)
 
 
-def pushed(found: Gathered, path: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+def pushed(gathered: Gathered, path: Tensor, reach: int) -> tuple[Tensor, Tensor]:
     """Rows with the same outputs aimed at an earlier, and at a later, path; both [head, query, key].
 
     Every row is moved as far as it goes towards the keys up to `reach` before (after) the one where the path is now. A
     tenth of the original row is left in, so that no key loses all its weight.
     """
-    solver = Heads(found.rows, found.values, torch.ones(len(found.rows)), found.visible)
-    ends = found.rows.repeat(2, 1, 1, 1)
-    for i in range(found.rows.shape[1]):
-        away = np.arange(found.rows.shape[-1], dtype=np.float64) - float(path[i])
+    solver = Heads(gathered.rows, gathered.values, torch.ones(len(gathered.rows)), gathered.visible)
+    ends = gathered.rows.repeat(2, 1, 1, 1)
+    for i in range(gathered.rows.shape[1]):
+        away = np.arange(gathered.rows.shape[-1], dtype=np.float64) - float(path[i])
         for side, sign in enumerate((1.0, -1.0)):
             cost = np.where(np.abs(away) <= reach, sign * away / max(reach, 1), 1.0)
             for h, row in enumerate(solver.at(i)):
                 best = torch.from_numpy(row.polished(row.exact(cost)[2]))
-                other = 0.9 * best + 0.1 * found.rows[h, i]
-                if _same_output(other[None], found.rows[h, i][None], found.values[h]):
+                other = 0.9 * best + 0.1 * gathered.rows[h, i]
+                if _same_output(other[None], gathered.rows[h, i][None], gathered.values[h]):
                     ends[side, h, i] = other
     return ends[0], ends[1]
 
@@ -189,7 +189,7 @@ def _same_output(rows: Tensor, original: Tensor, values: Tensor) -> bool:
 
 def align_rows(
     source: Trace,
-    found: Gathered,
+    gathered: Gathered,
     heads: Sequence[tuple[int, int]],
     *,
     median: int = 7,
@@ -205,21 +205,23 @@ def align_rows(
 
     `reach`: how many keys earlier or later the aimed alternatives are aimed.
     """
-    n = min(keys or len(found.key_names), len(found.key_names))
-    named = words or [(found.query_names[q], i) for i, q in enumerate(found.queries)]
+    n = min(keys or len(gathered.key_names), len(gathered.key_names))
+    named = words or [(gathered.query_names[q], i) for i, q in enumerate(gathered.queries)]
     at = [start for _, start in named]
-    path = _firsts(found.rows, n, median, standardise)
+    path = _firsts(gathered.rows, n, median, standardise)
     first = path[at]
-    early_rows, late_rows = pushed(found, path, reach)
+    early_rows, late_rows = pushed(gathered, path, reach)
     early, late = (_firsts(rows, n, median, standardise)[at] for rows in (early_rows, late_rows))
-    earliest, latest = (torch.from_numpy(b)[at] for b in _proved(found.rows, found.values, found.visible, n, median))
+    earliest, latest = (
+        torch.from_numpy(b)[at] for b in _proved(gathered.rows, gathered.values, gathered.visible, n, median)
+    )
     result = Alignment(
         names=tuple(name for name, _ in named),
         verdicts=("open",) * len(named),
         first=first,
         early=early,
         late=late,
-        plain=_firsts(found.rows, n, median, False)[at],
+        plain=_firsts(gathered.rows, n, median, False)[at],
         earliest=earliest,
         latest=latest,
         within=within,
@@ -227,15 +229,15 @@ def align_rows(
         standardised=standardise,
         median=median,
         keys=n,
-        starts=(*at, len(found.queries)),
+        starts=(*at, len(gathered.queries)),
         heads=tuple(heads),
-        attention=found.stack.name,
-        queries=found.queries,
-        rows=found.rows,
+        attention=gathered.stack.name,
+        queries=gathered.queries,
+        rows=gathered.rows,
         early_rows=early_rows,
         late_rows=late_rows,
-        values=found.values,
-        visible=found.visible,
+        values=gathered.values,
+        visible=gathered.visible,
         provenance=source.provenance.by(
             "align", heads=[list(h) for h in heads], median=median, standardise=standardise
         ),
@@ -244,25 +246,26 @@ def align_rows(
     return _judged(result, verify and source.model is not None)
 
 
-def _judged(found: Alignment, verify: bool) -> Alignment:
+def _judged(alignment: Alignment, verify: bool) -> Alignment:
     """The verdicts: the pushed rows count once the model has taken them for its own."""
     accepted, outcomes = [], []
-    if verify and found.trace is not None:
-        for rows in (found.early_rows, found.late_rows):
-            places = [(found.heads, q, found.rows[:, i], rows[:, i]) for i, q in enumerate(found.queries)]
-            good, outcome = verify_rows(found.trace, found.attention, places)
+    if verify and alignment.trace is not None:
+        for rows in (alignment.early_rows, alignment.late_rows):
+            places = [(alignment.heads, q, alignment.rows[:, i], rows[:, i]) for i, q in enumerate(alignment.queries)]
+            good, outcome = verify_rows(alignment.trace, alignment.attention, places)
             accepted.append(all(good))
             outcomes.append(outcome)
-    far = torch.zeros(len(found.names), dtype=torch.bool)
-    for same, moved in zip(accepted, (found.early, found.late), strict=False):
+    far = torch.zeros(len(alignment.names), dtype=torch.bool)
+    for same, moved in zip(accepted, (alignment.early, alignment.late), strict=False):
         if same:
-            far |= (moved - found.first).abs() * found.unit > found.within + 1e-9
-    near = torch.maximum(found.first - found.earliest, found.latest - found.first) * found.unit <= found.within + 1e-9
-    proved = near & (not found.standardised)
+            far |= (moved - alignment.first).abs() * alignment.unit > alignment.within + 1e-9
+    farthest = torch.maximum(alignment.first - alignment.earliest, alignment.latest - alignment.first)
+    near = farthest * alignment.unit <= alignment.within + 1e-9
+    proved = near & (not alignment.standardised)
     verdicts = tuple(
         "certified" if bool(p) else "refuted" if bool(f) else "open" for p, f in zip(proved, far, strict=True)
     )
-    return replace(found, verdicts=verdicts, verifications=tuple(outcomes))
+    return replace(alignment, verdicts=verdicts, verifications=tuple(outcomes))
 
 
 def align(

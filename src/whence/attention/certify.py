@@ -71,16 +71,16 @@ class TokenCertificate(Certificate):
             for name in self.__dataclass_fields__
             if name not in ("tokens", "key_tokens", "provenance", "exact")
         }
-        plain = {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in data.items()}
+        numbers = {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in data.items()}
         assert self.tokens is not None
         assert self.key_tokens is not None
         assert self.provenance is not None
-        plain["query_token"] = self.tokens[self.query]
-        plain["key_tokens"] = list(self.key_tokens)
-        plain["provenance"] = self.provenance.to_dict()
-        plain["checked"] = self.check()
-        plain["exact"] = None if self.exact is None else self.exact.to_dict()
-        return plain
+        numbers["query_token"] = self.tokens[self.query]
+        numbers["key_tokens"] = list(self.key_tokens)
+        numbers["provenance"] = self.provenance.to_dict()
+        numbers["checked"] = self.check()
+        numbers["exact"] = None if self.exact is None else self.exact.to_dict()
+        return numbers
 
 
 def certify(

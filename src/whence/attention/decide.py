@@ -86,9 +86,9 @@ class Decisions:
 
     def alternative(self, query: int | str) -> Tensor | None:
         """The other rows [head, key] of a refuted query, or None."""
-        return self.decisions[self._place(query)].alternative
+        return self.decisions[self._index_of(query)].alternative
 
-    def _place(self, query: int | str) -> int:
+    def _index_of(self, query: int | str) -> int:
         for i, (number, name) in enumerate(zip(self.queries, self.query_names, strict=True)):
             if query in (number, name):
                 return i
@@ -204,7 +204,7 @@ class Decisions:
             tensors |= {f"{i}.{n}": getattr(found, n) for n in _TENSORS if getattr(found, n) is not None}
             tensors |= {f"{i}.claim.{k}": claim.costs for k, claim in enumerate(claims)}
             asked = [{"threshold": c.threshold, "rivals": list(c.rivals), "strict": c.strict} for c in claims]
-            plain.append({**{n: _text(getattr(found, n)) for n in _PLAIN}, "claims": asked})
+            plain.append({**{n: _text(getattr(found, n)) for n in _SAVED}, "claims": asked})
         header = {name: getattr(self, name) for name in _HEADER} | {
             "decisions": plain,
             "provenance": self.provenance.to_dict(),
@@ -221,7 +221,7 @@ class Decisions:
             for i, plain in enumerate(header["decisions"]):
                 parts = {name: tensors.get(f"{i}.{name}") for name in _TENSORS}
                 numbers = {n: float(v) if isinstance(v, str) and n != "verdict" else v for n, v in plain.items()}
-                decisions.append(RowDecision(**parts, **{n: numbers[n] for n in _PLAIN}))  # type: ignore[arg-type]
+                decisions.append(RowDecision(**parts, **{n: numbers[n] for n in _SAVED}))  # type: ignore[arg-type]
                 claims.append(
                     tuple(
                         Claim(tensors[f"{i}.claim.{k}"], c["threshold"], tuple(c["rivals"]), c["strict"])
@@ -245,7 +245,7 @@ class Decisions:
 
 
 _TENSORS = ("costs", "thresholds", "strict", "bounds", "duals", "alternative", "quantity", "range_duals")
-_PLAIN = ("verdict", "margin", "residual", "programs", "lower", "upper")
+_SAVED = ("verdict", "margin", "residual", "programs", "lower", "upper")
 _HEADER = ("rule", "heads", "combine", "attention", "queries", "query_names", "key_names", "answers", "verdicts")
 
 
@@ -357,15 +357,15 @@ def _pairs(
     return tuple((int(a), int(b)) for a, b in pairs)
 
 
-def _ask(rule: Rule, found: Gathered, i: int, weights: Tensor) -> Question:
+def _ask(rule: Rule, gathered: Gathered, i: int, weights: Tensor) -> Question:
     """The rule's decision on one query: on the mean or sum of its rows, sinks left out."""
-    n = len(found.key_names)
+    n = len(gathered.key_names)
     return rule.ask(
         Row(
-            query=found.queries[i],
-            weights=(weights @ found.rows[:, i])[:n],
-            visible=found.visible[:, i, :n].any(0),
-            names=found.key_names,
-            find=found.find_key,
+            query=gathered.queries[i],
+            weights=(weights @ gathered.rows[:, i])[:n],
+            visible=gathered.visible[:, i, :n].any(0),
+            names=gathered.key_names,
+            find=gathered.find_key,
         )
     )

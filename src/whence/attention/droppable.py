@@ -46,7 +46,7 @@ class Droppable:
         return self.visible & (self.rows > 0) & (self.sparse == 0)
 
     @property
-    def kept(self) -> Tensor:
+    def needed(self) -> Tensor:
         """[query]: how many keys are left."""
         return (self.sparse > 0).sum(-1)
 
@@ -54,7 +54,7 @@ class Droppable:
     def top(self) -> Tensor:
         """[query, key]: as many of the heaviest keys, divided by their sum."""
         result = torch.zeros_like(self.rows)
-        for i, k in enumerate(self.kept.tolist()):
+        for i, k in enumerate(self.needed.tolist()):
             keys = self.rows[i].topk(k).indices
             result[i, keys] = self.rows[i, keys] / self.rows[i, keys].sum()
         return result
@@ -70,11 +70,11 @@ class Droppable:
         """Whether the sparse rows are attention rows on the visible keys with the same output, on at most d_v + 1 keys."""
         fits = bool((self.sparse >= 0).all()) and not bool(self.sparse[~self.visible].any())
         sums = float((self.sparse.sum(-1) - 1).abs().max()) <= 1e-11
-        few = bool((self.kept <= self.values.shape[-1] + 1).all())
+        few = bool((self.needed <= self.values.shape[-1] + 1).all())
         return fits and sums and few and bool((self.error(self.sparse) <= SAME_OUTPUT).all())
 
     def sentences(self) -> list[str]:
-        seen, kept = self.visible.sum(-1).double().mean(), self.kept.double().mean()
+        seen, kept = self.visible.sum(-1).double().mean(), self.needed.double().mean()
         by_mass = float(self.error(self.top).median())
         first = (
             f"Layer {self.layer} head {self.head}: of {seen:.0f} keys that a row sees on average it needs {kept:.0f}; the others "
@@ -92,9 +92,9 @@ class Droppable:
 
         names = [
             f"{q}: {n} of {seen}"
-            for q, n, seen in zip(self.queries, self.kept.tolist(), self.visible.sum(-1).tolist(), strict=True)
+            for q, n, seen in zip(self.queries, self.needed.tolist(), self.visible.sum(-1).tolist(), strict=True)
         ]
-        return plot_bars(names, self.kept.tolist(), "keys that the row needs", ax)
+        return plot_bars(names, self.needed.tolist(), "keys that the row needs", ax)
 
     def to_frame(self) -> pd.DataFrame:
         """One line a query."""
@@ -104,7 +104,7 @@ class Droppable:
             {
                 "query": self.queries,
                 "seen": self.visible.sum(-1).numpy(),
-                "kept": self.kept.numpy(),
+                "kept": self.needed.numpy(),
                 "error": self.error(self.sparse).numpy(),
                 "error_by_mass": self.error(self.top).numpy(),
             }

@@ -111,19 +111,19 @@ def find_token(tokens: Tokens, query: int | str) -> int:
     return place % n
 
 
-def head_of(layer: Layer, place: int) -> tuple[Tensor, Tensor, Tensor | None]:
+def head_of(layer: Layer, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """One head: attention [query, key], its values [key, d_v] and which keys each row sees; a sink is the last key."""
     values = identifying_values(layer)
-    weights, values = layer.attention[place], values[place * values.shape[0] // len(layer.heads)]
-    visible, sink = layer.visible_of(place), layer.sink
+    weights, values = layer.attention[index], values[index * values.shape[0] // len(layer.heads)]
+    visible, sink = layer.visible_of(index), layer.sink
     if sink is not None:
-        weights = torch.cat([weights, sink[place].to(weights)[:, None]], -1)
+        weights = torch.cat([weights, sink[index].to(weights)[:, None]], -1)
         values = pad(values, (0, 0, 0, 1))
         visible = None if visible is None else pad(visible, (0, 1), value=True)
     return weights, values, visible
 
 
-def row_of(layer: Layer, place: int, query: int) -> tuple[Tensor, Tensor, Tensor | None]:
+def row_of(layer: Layer, index: int, query: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """One attention row [key], the values of its head [key, d_v], and which keys it sees; a sink is the last key."""
-    weights, values, visible = head_of(layer, place)
+    weights, values, visible = head_of(layer, index)
     return weights[query], values, None if visible is None else visible[query]

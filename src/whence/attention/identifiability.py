@@ -163,24 +163,24 @@ def _layer(
     def per_row(t: Tensor) -> Tensor:
         return (t if visible is not None else t[..., None]).expand(full).reshape(heads, n_query)
 
-    found = {name: per_row(getattr(space, name)) for name in names}
+    measures = {name: per_row(getattr(space, name)) for name in names}
     raw = sink_last(layer, raw, len(labels))
     # Values of full row rank have no null space: the effective attention is the attention itself.
     effective = of_layer(layer, columns=len(labels)) if bool(space.null_dimension.any()) else raw
     seen = n_key if visible is None else visible.sum(-1).expand(full).reshape(heads, n_query)
-    found["null_share"], found["r"], found["head_r"] = null_share_and_r(raw, effective, seen)
+    measures["null_share"], measures["r"], measures["head_r"] = null_share_and_r(raw, effective, seen)
     if with_leverage:
         lever = leverage_of(values, visible=visible)
         if visible is None:
             lever = lever[..., None, :]
         lever = lever.expand(*full[:2], *lever.shape[-2:]).flatten(0, 1)
-        found["leverage"] = sink_last(layer, lever, len(labels)).to(torch.float32)
+        measures["leverage"] = sink_last(layer, lever, len(labels)).to(torch.float32)
     kinds, types = labels.kinds(), token_types(labels)
     picks = torch.tensor([[k == t for t in types] for k in kinds], dtype=torch.float64)
-    found["raw_by_type"], found["effective_by_type"] = (
+    measures["raw_by_type"], measures["effective_by_type"] = (
         (t.mean(1, dtype=torch.float64) @ picks).to(raw.dtype) for t in (raw, effective)
     )
-    return found
+    return measures
 
 
 def null_share_and_r(raw: Tensor, effective: Tensor, length: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:

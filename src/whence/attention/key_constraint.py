@@ -35,25 +35,25 @@ def key_constraint(layer: Layer) -> dict[str, Tensor]:
     heads = len(layer.heads)
     values = identifying_values(layer)
     values = values.repeat_interleave(heads // values.shape[0], dim=0)
-    found = reachable_dimension(layer.attention, keys, values, visible=layer.visible)
+    search = reachable_dimension(layer.attention, keys, values, visible=layer.visible)
     scale = layer.scale if layer.scale is not None else 1.0
     near = near_tied(keys, values, queries=layer.queries.to(torch.float64) * scale)
-    dimension = torch.where(found.determined, found.dimension, -1.0)
+    dimension = torch.where(search.determined, search.dimension, -1.0)
     return {
         "reachable_dimension": dimension.nan_to_num(-1.0).to(torch.int64),
-        "reachable_ratio": found.ratio,
+        "reachable_ratio": search.ratio,
         "near_tied_bound": near.bound,
         "tied": near.tied,
     }
 
 
 def key_constrained_witness(
-    layer: Layer, place: int, query: int, starts: int, seed: int
+    layer: Layer, index: int, query: int, starts: int, seed: int
 ) -> tuple[Tensor, float, float, bool, str]:
     """Another row that some query could have produced: it, its distance, its residual, whether found, and in words."""
-    keys = proved_keys(layer)[place]
-    row, values, visible = row_of(layer, place, query)
+    keys = proved_keys(layer)[index]
+    row, values, visible = row_of(layer, index, query)
     total = row.to(torch.float64).sum()
-    found = search_reachable(row.to(torch.float64) / total, keys, values, starts=starts, visible=visible, seed=seed)
-    distance = 0.5 * float((found.alternative - found.row).abs().sum())
-    return found.alternative * total, distance, found.residual, found.found, found.verdict
+    search = search_reachable(row.to(torch.float64) / total, keys, values, starts=starts, visible=visible, seed=seed)
+    distance = 0.5 * float((search.alternative - search.row).abs().sum())
+    return search.alternative * total, distance, search.residual, search.exists, search.verdict

@@ -15,25 +15,25 @@ MARKERS = {"certified": "o", "refuted": "X", "open": "s"}
 MOST = 60
 
 
-def plot_decisions(found: Decisions, ax: Any = None) -> Any:
+def plot_decisions(decisions: Decisions, ax: Any = None) -> Any:
     """One line a query (the first 60): the observed value, its range in every row with the same output, the verdict."""
-    shown = range(min(len(found), MOST))
+    shown = range(min(len(decisions), MOST))
     axes = new_axes((6.4, 1.2 + 0.22 * len(shown))) if ax is None else ax
-    lower, upper, margin = found.lower.tolist(), found.upper.tolist(), found.margin.tolist()
+    lower, upper, margin = decisions.lower.tolist(), decisions.upper.tolist(), decisions.margin.tolist()
     for i in shown:
-        word, value = found.verdicts[i], float(found.value[i])
+        word, value = decisions.verdicts[i], float(decisions.value[i])
         low = (
             lower[i] if lower[i] == lower[i] else margin[i]
         )  # NaN: no range was asked for; the margin is what is proved
         high = upper[i] if upper[i] == upper[i] else value
         axes.plot([low, high], [i, i], color=COLOURS[word], linewidth=3, alpha=0.45, solid_capstyle="butt")
         axes.plot([value], [i], MARKERS[word], color=COLOURS[word], markersize=5)
-    labels = [f"{found.query_names[i]} → {found.answers[i]}".replace("$", r"\$") for i in shown]
+    labels = [f"{decisions.query_names[i]} → {decisions.answers[i]}".replace("$", r"\$") for i in shown]
     axes.set_yticks(list(shown), labels, fontsize=7)
     axes.invert_yaxis()
     for word in COLOURS:
-        axes.plot([], [], MARKERS[word], color=COLOURS[word], label=f"{word} ({found.counts[word]})")
+        axes.plot([], [], MARKERS[word], color=COLOURS[word], label=f"{word} ({decisions.counts[word]})")
     axes.legend(fontsize=7, loc="best")
     axes.set_xlabel("observed value, and its range in every row with the same head output", fontsize=8)
-    axes.set_title(found.rule, fontsize=9)
+    axes.set_title(decisions.rule, fontsize=9)
     return axes

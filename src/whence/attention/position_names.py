@@ -49,9 +49,9 @@ def atom_candidates(tokens: Sequence[str]) -> dict[int, list[int]]:
     if len(arrows) != 1:
         raise InputError(f"a reaction SMILES has one '>>' between reactants and products; this text has {len(arrows)}.")
     elements = [element(token) for token in tokens]
-    found = {}
+    candidates = {}
     for query in range(arrows[0] + 1, len(tokens)):
         if elements[query] is not None:
             atoms = [k for k in range(arrows[0]) if elements[k] is not None]
-            found[query] = [k for k in atoms if elements[k] == elements[query]] or atoms
-    return found
+            candidates[query] = [k for k in atoms if elements[k] == elements[query]] or atoms
+    return candidates

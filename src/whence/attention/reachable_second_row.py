@@ -55,14 +55,14 @@ class SecondRow:
 
 
 def second_row(
-    model: Model, proof: Proof, outcome: Outcome, site: AttentionSite, head: int, query: int, seen: Tensor, scale: float,
+    model: Model, proof: Proof, outcome: Outcome, site: AttentionSite, head: int, query: int, visible: Tensor, scale: float,
     *, starts: int, seed: int,
 ) -> SecondRow:  # fmt: skip
     """Search one row of one head; a row that is found is put in the model's own row's place and the model run again."""
     call = outcome.calls[site.number]
     assert call.key is not None
-    keys, values = (expand_heads(t, site.heads)[0, head][seen].double() for t in (call.key, call.value))
-    row = call.weights[0, head, query][seen].double()
+    keys, values = (expand_heads(t, site.heads)[0, head][visible].double() for t in (call.key, call.value))
+    row = call.weights[0, head, query][visible].double()
     if call.sink is not None:
         keys, values = (torch.cat([t, t.new_zeros(1, t.shape[1])]) for t in (keys, values))
         row = torch.cat([row, call.sink[0, head, query].double()[None]])
@@ -73,10 +73,10 @@ def second_row(
         else _capped(row, call, head, query, keys, values, starts, seed)
     )
     distance = 0.5 * float((other - row).abs().sum())
-    n = int(seen.sum())
+    n = int(visible.sum())
     change = control = None
     if distance > 0:
-        change, control = _verified(model, proof, outcome, site, head, query, seen, other[:n])
+        change, control = _verified(model, proof, outcome, site, head, query, visible, other[:n])
     output = row @ values
     return SecondRow(
         site.stack, site.layer, head, query, distance,
@@ -98,24 +98,24 @@ def _capped(
     own = call.query[0, head, query].double().numpy() * factor
     fixed = np.log(np.maximum(a, 1e-300)) - cap * np.tanh(k @ own / cap)  # mask and bias, up to a constant
 
-    def made(q: np.ndarray) -> np.ndarray:
+    def softmax_row(q: np.ndarray) -> np.ndarray:
         scores = cap * np.tanh(k @ q / cap) + fixed
         e = np.exp(scores - scores.max())
         return np.asarray(e / e.sum())
 
     def slope(q: np.ndarray) -> np.ndarray:
-        x = made(q)
+        x = softmax_row(q)
         bent = k * (1 - np.tanh(k @ q / cap) ** 2)[:, None]
         return np.asarray(v.T @ (x[:, None] * bent) - np.outer(x @ v, x @ bent))
 
-    function: Callable[[np.ndarray], np.ndarray] = lambda q: (made(q) - a) @ v  # noqa: E731
+    function: Callable[[np.ndarray], np.ndarray] = lambda q: (softmax_row(q) - a) @ v  # noqa: E731
     draw = np.random.default_rng(seed)
     best, far = a, 0.0
     for _ in range(min(starts, 8)):
         guess = draw.normal(size=own.shape)
         guess = own + guess / np.abs(k @ guess).max() * draw.uniform(1, 6)
         found = least_squares(function, guess, slope, xtol=1e-15, ftol=1e-15, gtol=1e-15, max_nfev=60)
-        x = made(found.x)
+        x = softmax_row(found.x)
         distance = 0.5 * float(np.abs(x - a).sum())
         if np.linalg.norm(found.fun) < 1e-10 * np.linalg.norm(v, 2) and distance > max(far, 1e-4):
             best, far = x, distance
@@ -123,7 +123,14 @@ def _capped(
 
 
 def _verified(
-    model: Model, proof: Proof, outcome: Outcome, site: AttentionSite, head: int, query: int, seen: Tensor, row: Tensor
+    model: Model,
+    proof: Proof,
+    outcome: Outcome,
+    site: AttentionSite,
+    head: int,
+    query: int,
+    visible: Tensor,
+    row: Tensor,
 ) -> tuple[float | None, float | None]:
     """How much the model's outputs change with the row, and with a uniform row, in its place; relative."""
     call = outcome.calls[site.number]
@@ -133,7 +140,7 @@ def _verified(
     mass = float(call.weights[0, head, query].double().sum())
     for new in (row, torch.full_like(row, mass / len(row))):
         weights = torch.zeros_like(call.weights)
-        weights[0, head, query, seen] = new.to(weights)
+        weights[0, head, query, visible] = new.to(weights)
         again = run(
             model, proof, outcome.batch, 1, frozenset(KEEP), {site.number: [Edit(weights=weights, where=where)]}
         )

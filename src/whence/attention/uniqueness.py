@@ -84,7 +84,7 @@ class Uniqueness:
     projection: str
     second: SecondRow | None
     searched: int
-    found: int
+    second_rows: int
     entries: bool = False  # some layers see entries beside the tokens (compressed ones)
 
     def __str__(self) -> str:
@@ -129,7 +129,7 @@ class Uniqueness:
         if counts[NOT_COVERED]:
             out.append(f"Among all rows of the simplex, rows are unique up to {self.up_to} tokens, by measured ranks.")
         if self.searched:
-            out.append(f"Second rows that some query reaches: {self.found} of {self.searched} rows searched.")
+            out.append(f"Second rows that some query reaches: {self.second_rows} of {self.searched} rows searched.")
         if self.second is not None:
             out.append(str(self.second))
         return out
@@ -152,7 +152,7 @@ class Uniqueness:
             "sinks": self.sinks,
             "projection": self.projection,
             "searched": self.searched,
-            "found": self.found,
+            "second_rows": self.second_rows,
             "second": None if self.second is None else self.second.to_dict(),
             "heads": [asdict(head) for head in self.heads],
         }
@@ -203,7 +203,7 @@ def uniqueness(model: Any, text: Any = None, *, search: int = 6, starts: int = 3
         projection=_projection(proof),
         second=best,
         searched=len(rows),
-        found=len(hits),
+        second_rows=len(hits),
         entries="encoder" not in proof.stacks and any(c.weights.shape[-1] > c.weights.shape[-2] for c in first.calls),
     )
 

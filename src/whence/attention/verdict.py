@@ -229,9 +229,9 @@ def verdict(trace: Trace, *, epsilon: float = 0.05, rows: int | None = None, att
     )
 
 
-def _head(layer: Layer, place: int, epsilon: float, limit: int) -> tuple[Tensor, Tensor]:
+def _head(layer: Layer, index: int, epsilon: float, limit: int) -> tuple[Tensor, Tensor]:
     """The verdicts on the rows of one head that were looked at, and which of all its rows are unique; [query] each."""
-    weights, values, visible = head_of(layer, place)
+    weights, values, visible = head_of(layer, index)
     unique = unique_rows(weights, values, visible=visible)
     rows = (~unique).nonzero().squeeze(-1).numpy()
     if len(rows) > limit:

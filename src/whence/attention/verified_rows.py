@@ -14,7 +14,7 @@ from whence.errors import InputError
 from whence.reading.rerun.substitution import Replace, Substituted, substitute
 from whence.reading.trace import Trace
 
-Place = tuple[Sequence[tuple[int, int]], int, Tensor, Tensor]
+RowChange = tuple[Sequence[tuple[int, int]], int, Tensor, Tensor]
 """(layer, head) pairs, the query, its rows [head, key] and the others [head, key]; shares of the row's sum."""
 
 # The other row is rounded to the model's dtype before it is used: so many units of it may show in the outputs.
@@ -22,7 +22,7 @@ _UNITS = 32
 
 
 def verify_rows(
-    trace: Trace, attention: str | None, places: Sequence[Place], *, model: Any = None, seed: int = 0
+    trace: Trace, attention: str | None, places: Sequence[RowChange], *, model: Any = None, seed: int = 0
 ) -> tuple[list[bool], Verification]:
     """Whether the model took each of the other rows for its own, and what changed when all were put in.
 
@@ -86,7 +86,7 @@ def unnoticed(outcome: Verification, eps: float) -> bool:
     )
 
 
-def _outputs(run: Substituted, attention: str | None, place: Place) -> Tensor:
-    heads, query, _, _ = place
+def _outputs(run: Substituted, attention: str | None, row: RowChange) -> Tensor:
+    heads, query, _, _ = row
     stack = run.trace.of(attention)
     return torch.cat([stack[la].outputs[stack[la].heads.index(h), query] for la, h in heads])

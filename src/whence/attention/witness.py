@@ -63,7 +63,7 @@ class Verification:
 class RowWitness:
     """An alternative attention row with the same head output.
 
-    `alternative` [key]: ≥ 0, same sum, zero at hidden keys; `found`: False where the search found none (which, for
+    `alternative` [key]: ≥ 0, same sum, zero at hidden keys; `exists`: False where the search found none (which, for
     key-constrained rows, never means that none exists); `residual`: relative change of the head output.
     """
 
@@ -75,7 +75,7 @@ class RowWitness:
     alternative: Tensor
     total_variation: float
     residual: float
-    found: bool
+    exists: bool
     statement: str
     provenance: Provenance
     attention: str | None = None
@@ -113,7 +113,7 @@ class RowWitness:
             "alternative": self.alternative.tolist(),
             "total_variation": self.total_variation,
             "residual": self.residual,
-            "found": self.found,
+            "exists": self.exists,
             "statement": self.statement,
             "provenance": self.provenance.to_dict(),
         }
@@ -186,23 +186,23 @@ def witness(
     if key_constrained:
         from whence.attention.key_constraint import key_constrained_witness
 
-        other, distance, residual, found, said = key_constrained_witness(at, place, row, max(starts, 16), seed)
+        other, distance, residual, exists, said = key_constrained_witness(at, place, row, max(starts, 16), seed)
         original = row_of(at, place, row)[0].to(torch.float64)
-        return RowWitness(trace, layer, head, row, original, other, distance, residual, found, said, origin, attention)
+        return RowWitness(trace, layer, head, row, original, other, distance, residual, exists, said, origin, attention)
     weights, values, visible = row_of(at, place, row)
     total = weights.to(torch.float64).sum()
     if isinstance(aim, str) and aim == "far":
         best = witness_row(weights.to(torch.float64) / total, values, starts=starts, seed=seed, visible=visible)
     else:
         best = aimed_row(weights.to(torch.float64) / total, values, aim, visible=visible)
-    found = best.total_variation > 1e-9
+    exists = best.total_variation > 1e-9
     keys = int((best.alternative > 0).sum())
     said = (
         f"another row, {best.total_variation:.3f} away and on {keys} keys, gives the same head output"
-        if found
+        if exists
         else "this row is the only one with this head output"
     )
     return RowWitness(
-        trace, layer, head, row, best.row * total, best.alternative * total, best.total_variation, best.residual, found,
+        trace, layer, head, row, best.row * total, best.alternative * total, best.total_variation, best.residual, exists,
         said, origin, attention,
     )  # fmt: skip

@@ -67,18 +67,23 @@ Options = Annotated[
 ]
 
 
+def watched(quiet: bool) -> bool:
+    """Whether progress is shown: somebody watches, and did not ask for silence."""
+    return messages.is_terminal and not quiet
+
+
 def options_of(given: Sequence[str] | None) -> dict[str, Any]:
     """["steps=20", "baseline=zero"] → {"steps": 20, "baseline": "zero"}: values as JSON where they are, else as text."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for each in given or ():
         name, sign, value = each.partition("=")
         if not sign or not name.strip():
             raise InputError(f"--option {each!r} is not written NAME=VALUE.")
         try:
-            found[name.strip().replace("-", "_")] = json.loads(value)
+            options[name.strip().replace("-", "_")] = json.loads(value)
         except ValueError:
-            found[name.strip().replace("-", "_")] = value
-    return found
+            options[name.strip().replace("-", "_")] = value
+    return options
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from whence.cli._app import messages, print_json, results
 
 
 def train_lm(
-    data: str | None, test: str | None, text: str | None, out: Path, chosen: dict[str, Any], fields: dict[str, Any], *,
+    data: str | None, test: str | None, text: str | None, out: Path, options: dict[str, Any], fields: dict[str, Any], *,
     max_length: int, tokenizer: str | None, seed: int, checkpoint_steps: int | None, compare: str | bool, seeds: int,
     as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
@@ -22,9 +22,9 @@ def train_lm(
 
     if data is None:
         documents = demo_documents()
-        chosen = chosen | {
-            "vocab_size": min(chosen["vocab_size"], 400),
-            "epochs": max(chosen["epochs"], 8),
+        options = options | {
+            "vocab_size": min(options["vocab_size"], 400),
+            "epochs": max(options["epochs"], 8),
             "layers": 2,
         }
         fields = fields | {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}
@@ -32,8 +32,8 @@ def train_lm(
     else:
         documents = read_documents(data, text, validation=test)
     settings = LanguageModelSettings(
-        chosen["variant"], chosen["epochs"], chosen["batch_size"], chosen["learning_rate"], context=max_length,
-        vocab_size=chosen["vocab_size"], tokenizer=tokenizer, seed=seed, checkpoint_steps=checkpoint_steps or 200,
+        options["variant"], options["epochs"], options["batch_size"], options["learning_rate"], context=max_length,
+        vocab_size=options["vocab_size"], tokenizer=tokenizer, seed=seed, checkpoint_steps=checkpoint_steps or 200,
         model=fields,
     )  # fmt: skip
     if compare:

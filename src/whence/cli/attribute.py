@@ -63,13 +63,13 @@ def command(
     _show(shown)
 
 
-def _show(found: dict[str, Attribution]) -> None:
+def _show(attributions: dict[str, Attribution]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
 
-    first = next(iter(found.values()))
-    for group in _groups(found):
+    first = next(iter(attributions.values()))
+    for group in _groups(attributions):
         table = Table("", "token", box=SIMPLE_HEAD, pad_edge=False)
         for name in group:
             table.add_column(name, justify="right")
@@ -88,10 +88,10 @@ def _show(found: dict[str, Attribution]) -> None:
     results.print(f"{first.provenance.model}: {explained}.", soft_wrap=True)
 
 
-def _groups(found: dict[str, Attribution]) -> list[dict[str, Attribution]]:
+def _groups(attributions: dict[str, Attribution]) -> list[dict[str, Attribution]]:
     """Up to four methods side by side, of the same tokens: what 80 columns hold."""
     groups: list[dict[str, Attribution]] = []
-    for name, scores in found.items():
+    for name, scores in attributions.items():
         if groups and len(groups[-1]) < 4 and next(iter(groups[-1].values())).tokens == scores.tokens:
             groups[-1][name] = scores
         else:

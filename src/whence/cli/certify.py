@@ -53,7 +53,7 @@ def command(
         row = certify(found, layer, head, query, top or None, tolerance, attention=attention)
         checked = row.check()
         other = witness(found, layer, head, row.query, attention=attention)
-        verified = other.verify() if other.found else None
+        verified = other.verify() if other.exists else None
         decided = [
             decide(found, parse(rule), layer=layer, head=head, query=row.query, attention=attention)
             for rule in decide_rules or ()

@@ -95,7 +95,7 @@ def command(
         probes=probes,
         start=beginning,
         checkpoint=out / CHECKPOINT,
-        progress=None if quiet else _progress(steps),
+        progress=False if quiet else _step_lines,
         say=None if quiet else messages.print,
         **options,
     )
@@ -108,13 +108,13 @@ def command(
         _show(made)
 
 
-def _show(made: Converted) -> None:
+def _show(converted: Converted) -> None:
     from whence.identifiable.conversion.result import fidelity_table
 
-    results.print(fidelity_table(made.before, made.after), markup=False, highlight=False, soft_wrap=True)
-    for name, (before, after) in made.after.probes.items():
+    results.print(fidelity_table(converted.before, converted.after), markup=False, highlight=False, soft_wrap=True)
+    for name, (before, after) in converted.after.probes.items():
         results.print(f"probe {name}: original {100 * before:.1f}, converted {100 * after:.1f}", highlight=False)
-    for sentence in made.statement.sentences():
+    for sentence in converted.statement.sentences():
         results.print(f"- {sentence}", markup=False, highlight=False)
 
 
@@ -131,18 +131,14 @@ def _probe(file: str, text: str | None, label: str, seed: int) -> Probe:
     return Probe(Path(file).stem, rows[cut:], rows[:cut])
 
 
-def _non_empty(found: tuple[str, ...], quiet: bool) -> list[str]:
-    kept = [text for text in found if text.strip()]
-    if len(kept) < len(found) and not quiet:
-        messages.print(f"{len(found) - len(kept)} empty texts were left out.")
-    return kept
+def _non_empty(texts: tuple[str, ...], quiet: bool) -> list[str]:
+    non_empty = [text for text in texts if text.strip()]
+    if len(non_empty) < len(texts) and not quiet:
+        messages.print(f"{len(texts) - len(non_empty)} empty texts were left out.")
+    return non_empty
 
 
-def _progress(steps: int) -> Any:
-    every = max(1, steps // 20)
-
-    def show(step: int, loss: float) -> None:
-        if step % every == 0 or step == steps:
-            sys.stderr.write(f"step {step} of {steps}, loss {loss:.3f}\n")
-
-    return show
+def _step_lines(what: str, step: float, steps: float) -> None:
+    """A line every twentieth of the way: a log keeps them, as it would not a bar."""
+    if step % max(1, steps // 20) == 0 or step == steps:
+        sys.stderr.write(f"step {step:g} of {steps:g}: {what}\n")

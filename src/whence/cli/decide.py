@@ -126,17 +126,17 @@ def heads_of(layer: int | None, given: list[str] | None) -> list[tuple[int, int]
     return pairs
 
 
-def show(found: Decisions | Alignment) -> None:
+def show(decisions: Decisions | Alignment) -> None:
     """Each decision as a sentence, then the sum of them and what the model said."""
     from rich.markup import escape
 
-    for sentence in found.sentences():
+    for sentence in decisions.sentences():
         results.print(escape(sentence), soft_wrap=True)
-    results.print(escape(found.summary()), soft_wrap=True)
+    results.print(escape(decisions.summary()), soft_wrap=True)
     results.print(
-        "The proofs were checked without the solver." if found.check() else "[red]A proof failed its check.[/red]"
+        "The proofs were checked without the solver." if decisions.check() else "[red]A proof failed its check.[/red]"
     )
-    told = getattr(found, "verifications", None) or [getattr(found, "verification", None)]
+    told = getattr(decisions, "verifications", None) or [getattr(decisions, "verification", None)]
     for outcome in told:
         if outcome is not None:
             results.print("Other rows, put into the model: " + outcome.sentence(), soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Model, Quiet, messages, print_json, results, working
+from whence.cli._app import Debug, Json, Model, Quiet, print_json, results, watched, working
 from whence.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def command(
         save,
         foil=foil,
         truncate=truncate,
-        progress=not quiet and messages.is_terminal,
+        progress=watched(quiet),
     )
     if page is not None:
         from whence.faithful.document import write_document
@@ -109,28 +109,28 @@ def parse_rationale(cell: Any, row: int) -> list[Any]:
         raise InputError(f"the rationale of row {row} is {text[:60]!r}: write 0 1 1 … or [[start, end], …].") from None
 
 
-def show(found: Faithfulness) -> None:
+def show(faithfulness: Faithfulness) -> None:
     """The table, best first, and the verdict."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
 
-    if found.paired:
-        frame = found.table()
+    if faithfulness.paired:
+        frame = faithfulness.table()
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         table.add_column("method")
         table.add_column("signed")
-        for operator in found.operators:
+        for operator in faithfulness.operators:
             for name in (f"Δ {operator}", "comp", "suff", "NAOPC"):
                 table.add_column(name, justify="right")
         for method in frame["method"].unique():
-            cells = [escape(method), {True: "yes", False: "no"}.get(found.signed.get(method), "")]  # type: ignore[arg-type]
-            for operator in found.operators:
+            cells = [escape(method), {True: "yes", False: "no"}.get(faithfulness.signed.get(method), "")]  # type: ignore[arg-type]
+            for operator in faithfulness.operators:
                 row = frame[(frame["method"] == method) & (frame["operator"] == operator)].iloc[0]
                 naopc = row["naopc"] if row["naopc"] == row["naopc"] else row["naopc_beam"]
                 cells.append(f"{row['delta']:.2f} [{row['low']:.2f}, {row['high']:.2f}]")
                 cells += [f"{row['comp']:.2f}", f"{row['suff']:.2f}", f"{naopc:.2f}" if naopc == naopc else "–"]
             table.add_row(*cells)
         results.print(table)
-    for sentence in found.verdict():
+    for sentence in faithfulness.verdict():
         results.print(escape(sentence), soft_wrap=True)

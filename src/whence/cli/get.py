@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Quiet, messages, print_json, results
+from whence.cli._app import Debug, Json, Quiet, messages, print_json, results, watched
 from whence.errors import InputError, UnavailableError
 from whence.model import catalogue
 from whence.model.cache import locate
@@ -36,12 +37,24 @@ def command(
     wanted = list(dict.fromkeys(catalogue.get(name) for name in names))  # a wrong name stops before any download
     rows = []
     for model in wanted:
-        path = fetch(model.name, quiet=quiet)
+        path = fetch(model.name, progress=watched(quiet) or (not quiet and _once()))
         rows.append({"name": model.name, "path": str(path), "sha256": model.sha256})
         if not as_json:
             typer.echo(f"{model.name}\t{path}")
     if as_json:
         print_json(rows)
+
+
+def _once() -> Callable[[str, float, float], None]:
+    """Where no bar can be shown: what is being done, in one line."""
+    said: set[str] = set()
+
+    def say(what: str, _done: float, _total: float) -> None:
+        if what not in said:
+            messages.print(f"{what} …")
+        said.add(what)
+
+    return say
 
 
 def _list(as_json: bool) -> None:

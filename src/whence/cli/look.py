@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Model, Quiet, messages, print_json, results, working
+from whence.cli._app import Debug, Json, Model, Quiet, messages, print_json, results, watched, working
 from whence.cli._browser import open_in_browser
 from whence.errors import InputError
 
@@ -91,7 +91,7 @@ def write_report(analysis: Analysis, path: str, quiet: bool) -> Path:
     """The page of this text as one file; what was computed for the terminal is not computed again."""
     from whence.reporting.report import report
 
-    made = report(analysis.trace, budget=EXACT, analysis=analysis, progress=messages.is_terminal and not quiet)
+    made = report(analysis.trace, budget=EXACT, analysis=analysis, progress=watched(quiet))
     return made.save(path)
 
 
@@ -119,9 +119,9 @@ def _rows(frame: Any) -> list[Any]:
     return [SimpleNamespace(**row) for row in frame.to_dict("records")]
 
 
-def counter_example(analysis: Analysis, seen: Overview, attention: str | None) -> dict[str, Any] | None:
+def counter_example(analysis: Analysis, overview: Overview, attention: str | None) -> dict[str, Any] | None:
     """The witness of the least certain row, verified in the model."""
-    for row in seen.worst:
+    for row in overview.worst:
         if row.dimension > 0:
             found = analysis.witness(row.layer, row.head, row.query, attention)
             checked = found.verify()
@@ -129,22 +129,22 @@ def counter_example(analysis: Analysis, seen: Overview, attention: str | None) -
     return None
 
 
-def show(trace: Trace, seen: Overview, example: dict[str, Any] | None, made_of: dict[str, Any]) -> None:
+def show(trace: Trace, overview: Overview, example: dict[str, Any] | None, made_of: dict[str, Any]) -> None:
     """Everything as text and tables."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
 
-    found = seen.identifiability
-    heads, size = len(found.heads), seen.head_size
+    found = overview.identifiability
+    heads, size = len(found.heads), overview.head_size
     results.print(
-        f"[bold]{escape(trace.provenance.model)}[/bold]: {seen.tokens} tokens, {len(found.layers)} {seen.stack} layers, "
+        f"[bold]{escape(trace.provenance.model)}[/bold]: {overview.tokens} tokens, {len(found.layers)} {overview.stack} layers, "
         f"{heads} heads of {size}",
         soft_wrap=True,
     )
     results.print(escape(" ".join(found.tokens)), style="dim", soft_wrap=True)
     results.print()
-    for sentence in seen.sentences():
+    for sentence in overview.sentences():
         results.print(sentence, soft_wrap=True)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
     columns = (
@@ -167,24 +167,24 @@ def show(trace: Trace, seen: Overview, example: dict[str, Any] | None, made_of: 
             _span(found.extra["simplex_null_dimension"][i]),
             f"{float(found.values[i].median()):.2f}",
             _median(found.extra["head_r"][i]),
-            f"{float(seen.special_mass[i].mean()):.2f}",
-            f"{float(seen.effective_special_mass[i].mean()):.2f}",
+            f"{float(overview.special_mass[i].mean()):.2f}",
+            f"{float(overview.effective_special_mass[i].mean()):.2f}",
             own.get(layer, "–"),
         )
     results.print(table)
-    verdicts = seen.verdict
+    verdicts = overview.verdict
     readable = [*verdicts.heads_that("unique"), *verdicts.heads_that("read")]
     results.print(
         f"[bold]Heads that may be read:[/bold] {len(readable)} of {len(found.layers) * heads}"
         if readable
         else "[bold]Heads that may be read:[/bold] none"
     )
-    for row in seen.best:
+    for row in overview.best:
         results.print("  " + escape(verdicts.sentence(row.layer, row.head)), soft_wrap=True)
         results.print("    " + escape(row.sentence(0)), soft_wrap=True)
-    if seen.worst:
+    if overview.worst:
         results.print("[bold]Heads not to read, for example:[/bold]")
-        for row in seen.worst:
+        for row in overview.worst:
             results.print("  " + escape(verdicts.sentence(row.layer, row.head)), soft_wrap=True)
             results.print("    " + escape(row.sentence(row.widest)), soft_wrap=True)
     if example is not None:

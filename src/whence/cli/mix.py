@@ -72,12 +72,12 @@ def command(
     show(chosen, top)
 
 
-def _mixed(found: Any, method: str, options: dict[str, Any], per_layer: bool) -> Any:
+def _mixed(result: Any, method: str, options: dict[str, Any], per_layer: bool) -> Any:
     from whence import method_table
     from whence.mixing.contributions import BY_LAYER, contributions
 
     entry = method_table.method(method, BY_LAYER)
-    mixed = contributions(found, entry.name, **options)
+    mixed = contributions(result, entry.name, **options)
     if entry.contrast:
         return mixed
     if per_layer and mixed.provenance.settings.get("origin") == "embeddings":
@@ -132,16 +132,16 @@ def show(mixed: Mixture, top: int) -> None:
     results.print(f"{mixed.provenance.method} of {mixed.provenance.model}{how}: shares of {origin}.", soft_wrap=True)
 
 
-def _show_logit(found: LogitContributions) -> None:
+def _show_logit(contributions: LogitContributions) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
 
     table = Table("", "token", "pushed the logit by", box=SIMPLE_HEAD, pad_edge=False)
-    for i, (token, score) in enumerate(zip(found.tokens, found.by_input().tolist(), strict=True)):
+    for i, (token, score) in enumerate(zip(contributions.tokens, contributions.by_input().tolist(), strict=True)):
         table.add_row(str(i), escape(token), f"{score:+.3f}")
     results.print(table)
-    settings, extra = found.provenance.settings, found.extra
+    settings, extra = contributions.provenance.settings, contributions.extra
     results.print(
         f"Logit {float(extra['logit'][0]):.3f} of token {settings['target']} at position {settings['position']}: the rest is "
         f"{float(extra['feedforward'].sum()):+.3f} from feed-forward layers and {float(extra['bias'][0]):+.3f} from biases.",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from whence.cli._app import Debug, Json, Model, Quiet, messages, print_json, results
+from whence.cli._app import Debug, Json, Model, Quiet, messages, print_json, results, watched
 from whence.errors import InputError
 
 
@@ -50,23 +48,22 @@ def command(
     if words:
         if texts is not None:
             raise InputError(f"{words[0]!r} looks at surveys that were run: leave out --texts.")
-        _look(words, out, card, as_json)
+        _show_survey(words, out, card, as_json)
         return
     if texts is None or out is None:
         raise InputError("a survey needs --texts FILE and --out DIR (or: whence survey report DIR).")
     from whence.surveys.card import facts, paragraph
     from whence.surveys.run import survey
 
-    with _telling(quiet) as progress:
-        try:
-            found = survey(
-                model, texts, out, measures=measures, without=without, text=column, pair=pair, format=text_format,
-                split=split, limit=limit, epsilon=epsilon, rows=rows, probes=probes, truncate=truncate,
-                shard_size=shard_size, workers=workers, progress=progress,
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            messages.print("Stopped. What is done is kept: run the same command again to go on.")
-            raise
+    try:
+        found = survey(
+            model, texts, out, measures=measures, without=without, text=column, pair=pair, format=text_format,
+            split=split, limit=limit, epsilon=epsilon, rows=rows, probes=probes, truncate=truncate,
+            shard_size=shard_size, workers=workers, progress=watched(quiet),
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        messages.print("Stopped. What is done is kept: run the same command again to go on.")
+        raise
     if as_json:
         print_json(facts(found))
     else:
@@ -75,7 +72,7 @@ def command(
             messages.print(f"Rows in {out}; figures: whence survey report {out}", soft_wrap=True, markup=False)
 
 
-def _look(words: list[str], out: Path | None, card: bool, as_json: bool) -> None:
+def _show_survey(words: list[str], out: Path | None, card: bool, as_json: bool) -> None:
     from whence.results.files import write_atomically
     from whence.surveys.card import badge, facts, paragraph
     from whence.surveys.compare import compare
@@ -103,30 +100,3 @@ def _look(words: list[str], out: Path | None, card: bool, as_json: bool) -> None
     numbers = json.dumps(facts(found), indent=2, default=str).replace("NaN", "null")
     write_atomically(page.with_suffix(".json"), numbers.encode())
     results.print(f"{page} (and the badge and its numbers beside it: .svg, .json)", soft_wrap=True, markup=False)
-
-
-@contextmanager
-def _telling(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar with the rate and the time left, where somebody watches."""
-    if quiet or not messages.is_terminal:
-        yield None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    rate = TextColumn("{task.fields[rate]}")
-    with Progress(
-        TextColumn("texts"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        rate,
-        TimeRemainingColumn(),
-        console=messages,
-        transient=True,
-    ) as bar:
-        task = bar.add_task("texts", total=None, rate="")
-
-        def step(done: int, total: int) -> None:
-            speed = bar.tasks[0].speed
-            bar.update(task, completed=done, total=total, rate=f"{speed:.1f}/s" if speed else "")
-
-        yield step

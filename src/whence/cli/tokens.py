@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whence.cli._app import Debug, Json, Model, Quiet, messages, print_json, results, working
+from whence.cli._app import Debug, Json, Model, Quiet, messages, print_json, results, watched, working
 from whence.errors import InputError
 
 if TYPE_CHECKING:
     from whence.tokens.result import TokenIdentifiability
-
-STAGES = {"forward": "Running the model", "maps": "Fitting maps", "transfer": "Testing maps on other layers"}
 
 
 def command(
@@ -68,12 +64,11 @@ def command(
 
         data = read_texts(texts, text, pair=pair, format=format_, split=split, limit=limit)
         loaded = load(model)
-    with _bars(quiet) as tell:
-        result = token_identifiability(
-            loaded, data, layers=chosen, maps=_names(maps), distances=_names(distances), parts=_names(parts), pool=pool,
-            targets=aims, seed=seed, truncate=truncate, attention=attention,
-            progress=tell,
-        )  # fmt: skip
+    result = token_identifiability(
+        loaded, data, layers=chosen, maps=_names(maps), distances=_names(distances), parts=_names(parts), pool=pool,
+        targets=aims, seed=seed, truncate=truncate, attention=attention,
+        progress=watched(quiet),
+    )  # fmt: skip
     if save is not None:
         result.save(save)
     if plot is not None:
@@ -145,14 +140,14 @@ def _numbers(option: str, given: str | None) -> list[int] | None:
     """0,3,6 or 0-6, as numbers."""
     if given is None:
         return None
-    found: list[int] = []
+    numbers: list[int] = []
     for part in _names(given):
         first, dash, last = part.partition("-") if not part.startswith("-") else (part, "", "")
         try:
-            found += range(int(first), int(last) + 1) if dash else [int(first)]
+            numbers += range(int(first), int(last) + 1) if dash else [int(first)]
         except ValueError:
             raise InputError(f"{option} {given!r}: write numbers, as 0,3,6 or 0-6.") from None
-    return found
+    return numbers
 
 
 def _check_by(by: str | None) -> None:
@@ -175,28 +170,3 @@ def _draw(result: TokenIdentifiability, path: Path) -> None:
     buffer = io.BytesIO()
     result.plot().figure.savefig(buffer, format=path.suffix[1:].lower(), dpi=150)
     write_atomically(path, buffer.getvalue())
-
-
-@contextmanager
-def _bars(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar per stage on standard error, where somebody watches."""
-    if quiet or not messages.is_terminal:
-        yield None
-        return
-    from rich import progress as bars
-
-    columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TimeRemainingColumn(),
-    )
-    with bars.Progress(*columns, console=messages, transient=True) as bar:
-        tasks: dict[str, bars.TaskID] = {}
-
-        def tell(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(STAGES.get(stage, stage), total=total)
-            bar.update(tasks[stage], completed=done)
-
-        yield tell

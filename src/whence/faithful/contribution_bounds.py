@@ -18,11 +18,11 @@ from scipy.optimize import lsq_linear
 
 from whence.attention.heads import row_of
 from whence.core.attention.head_certificate import certify_head
+from whence.core.numerics.arrays import AnyArray
 from whence.errors import InputError
 from whence.mixing.decomposition import decompose
 from whence.reading.trace import Trace
 
-Array = np.ndarray[Any, Any]
 MOST_CORNERS = 12  # heads: 4,096 corners for each key
 
 
@@ -33,14 +33,14 @@ class RowBounds:
     layer: int
     token: int
     tokens: tuple[str, ...]
-    alti: Array
-    alti_low: Array
-    alti_high: Array
-    norms: Array
-    norms_low: Array
-    norms_high: Array
+    alti: AnyArray
+    alti_low: AnyArray
+    alti_high: AnyArray
+    norms: AnyArray
+    norms_low: AnyArray
+    norms_high: AnyArray
 
-    def shares(self, method: str = "alti") -> tuple[Array, Array]:
+    def shares(self, method: str = "alti") -> tuple[AnyArray, AnyArray]:
         """The lowest and highest share of each source."""
         low, high = (np.maximum(getattr(self, f"{method}_{end}"), 0.0) for end in ("low", "high"))
         others_high, others_low = high.sum() - high, low.sum() - low
@@ -109,7 +109,7 @@ def contribution_bounds(trace: Trace, layer: int, token: int, *, attention: str 
 
 
 def _column(
-    y: Array, own: Array, t: Array, x: Array, low: Array, high: Array, corners: Array | None
+    y: AnyArray, own: AnyArray, t: AnyArray, x: AnyArray, low: AnyArray, high: AnyArray, corners: AnyArray | None
 ) -> tuple[float, ...]:
     """(ALTI, its lower and upper bound, norm, its lower and upper bound) of one source; t (head, d)."""
     whole = np.abs(y).sum()

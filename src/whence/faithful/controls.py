@@ -18,6 +18,7 @@ from scipy.stats import kendalltau
 from torch import Tensor
 
 from whence.attention.doppelganger import doppelganger
+from whence.core.numerics.arrays import AnyArray
 from whence.errors import InputError
 from whence.faithful.engine import Engine
 from whence.faithful.question import TextQuestion, prepared_text, units_of, unknown_id
@@ -31,7 +32,6 @@ from whence.reading.tracing import trace
 if TYPE_CHECKING:
     import pandas as pd
 
-Array = np.ndarray[Any, Any]
 JSD_ZERO = 1e-6
 
 
@@ -144,7 +144,7 @@ def _controls(model: Any, text: str, permutations: int, budget: float, seed: int
     draw = question.generator(seed, "permutations")
     layers = list(found.of())
 
-    def probabilities(changes: list[Replace]) -> Array:
+    def probabilities(changes: list[Replace]) -> AnyArray:
         logits = substitute(found, changes, model=model).logits
         assert logits is not None
         return _probabilities(logits)
@@ -189,15 +189,15 @@ def _controls(model: Any, text: str, permutations: int, budget: float, seed: int
     )
 
 
-def _probabilities(logits: Tensor) -> Array:
+def _probabilities(logits: Tensor) -> AnyArray:
     return np.asarray(torch.softmax(logits.detach().double(), -1))
 
 
-def _tvd(p: Array, q: Array) -> float:
+def _tvd(p: AnyArray, q: AnyArray) -> float:
     return float(np.abs(p - q).sum() / 2)
 
 
-def _visible(layer: Layer, query: int) -> Array:
+def _visible(layer: Layer, query: int) -> AnyArray:
     visible = layer.visible
     n = layer.attention.shape[-1]
     if visible is None:
@@ -223,18 +223,18 @@ def _uniform(layer: Layer) -> Tensor:
     return weights
 
 
-def _jsd(p: Array, q: Array) -> float:
+def _jsd(p: AnyArray, q: AnyArray) -> float:
     """Jensen–Shannon divergence in nats, mean over heads."""
     m = (p + q) / 2
 
-    def to_middle(x: Array) -> Array:
+    def to_middle(x: AnyArray) -> AnyArray:
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(x > 0, x * np.log(x / m), 0.0).sum(-1)  # type: ignore[no-any-return]
 
     return float((to_middle(p) + to_middle(q)).mean() / 2)
 
 
-def tau(x: Array, y: Array) -> float | None:
+def tau(x: AnyArray, y: AnyArray) -> float | None:
     """Kendall's τ_b; None where either is constant, for which it is undefined."""
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None

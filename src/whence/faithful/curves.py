@@ -12,21 +12,21 @@ Sources: DeYoung et al. 2020 (bins), Ferrando et al. 2022 (envelope), Achtibat e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from whence.core.numerics.arrays import AnyArray
+
 BINS = (0.01, 0.05, 0.10, 0.20, 0.50)
-Array = np.ndarray[Any, Any]
 
 
-def order_of(scores: Array, generator: np.random.Generator) -> tuple[int, ...]:
+def order_of(scores: AnyArray, generator: np.random.Generator) -> tuple[int, ...]:
     """Units by descending score; ties in an order drawn from the generator."""
     shuffled = generator.permutation(len(scores))
     return tuple(int(u) for u in shuffled[np.argsort(-np.asarray(scores)[shuffled], kind="stable")])
 
 
-def ties_in(scores: Array) -> int:
+def ties_in(scores: AnyArray) -> int:
     """How many units share their score with another."""
     _, counts = np.unique(scores, return_counts=True)
     return int(counts[counts > 1].sum())
@@ -40,7 +40,7 @@ def prefixes(order: Sequence[int]) -> list[int]:
     return sets
 
 
-def area(v: Array) -> float:
+def area(v: AnyArray) -> float:
     """F(π) from v_0 … v_N."""
     n = len(v) - 1
     return float((v[0] - v[1:n]).sum() / (n - 1))
@@ -51,19 +51,19 @@ def bin_sizes(n: int) -> list[int]:
     return [max(1, int(np.ceil(b * n - 1e-9))) for b in BINS]
 
 
-def comprehensiveness(v: Array) -> float:
+def comprehensiveness(v: AnyArray) -> float:
     """Mean over bins of v_0 − v_k: how much is lost without the top k."""
     n = len(v) - 1
     return float(np.mean([v[0] - v[k] for k in bin_sizes(n)]))
 
 
-def sufficiency(reverse: Array) -> float:
+def sufficiency(reverse: AnyArray) -> float:
     """Mean over bins of v_0 − v(only the top k are kept); `reverse` is the curve of the reversed order."""
     n = len(reverse) - 1
     return float(np.mean([reverse[0] - reverse[n - k] for k in bin_sizes(n)]))
 
 
-def envelope(v: Array, reverse: Array) -> tuple[float, float]:
+def envelope(v: AnyArray, reverse: AnyArray) -> tuple[float, float]:
     """ALTI's table (its `aupc.py`): the lowest output so far for comprehensiveness, the highest for sufficiency.
 
     Five bins are summed and divided by six, as published. The running minimum starts with the whole text, the running

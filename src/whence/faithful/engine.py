@@ -177,9 +177,9 @@ def variants_of(model: Model, question: TextQuestion, operator: str, sets: Seque
 def mask_id(model: Model) -> int:
     """What stands for a removed token under `mask`: the mask token, else the padding token, else the unknown one."""
     for name in ("mask_token_id", "pad_token_id", "unk_token_id", "eos_token_id"):
-        found = getattr(model.tokenizer, name, None)
-        if isinstance(found, int):
-            return found
+        mask = getattr(model.tokenizer, name, None)
+        if isinstance(mask, int):
+            return mask
     raise InputError(f"{model.name} has no mask, padding or unknown token: use operators=('drop',) (--operators drop).")
 
 
@@ -218,11 +218,11 @@ def _read_at(question: TextQuestion, variants: Sequence[Variant], length: int) -
     return [int(np.searchsorted(kept, question.position)) for _, kept in variants]
 
 
-def _kept_types(question: TextQuestion, kept: np.ndarray[Any, Any]) -> bytes:
+def _kept_types(question: TextQuestion, present: np.ndarray[Any, Any]) -> bytes:
     """What else besides the ids tells two inputs apart: their segments, and where the asking position is."""
     types = question.prepared.inputs.get("token_type_ids")
-    segments = b"" if types is None else types[0].numpy()[kept].tobytes()
-    return segments + b"|%d" % (-1 if question.position is None else int(np.searchsorted(kept, question.position)))
+    segments = b"" if types is None else types[0].numpy()[present].tobytes()
+    return segments + b"|%d" % (-1 if question.position is None else int(np.searchsorted(present, question.position)))
 
 
 def _padded(rows: Sequence[np.ndarray[Any, Any]], width: int, fill: int) -> Tensor:

@@ -23,9 +23,9 @@ from whence.faithful.rationale import marks_of
 from whence.faithful.records import Curve, TextRecord
 from whence.faithful.result import METHOD, Faithfulness
 from whence.faithful.targets import GOLD, one_each, target_id, target_name
-from whence.mixing.progress import Progress, bar
 from whence.model.load import Model, as_model
 from whence.reading.texts import Texts
+from whence.results.progress import Progress, counted
 from whence.results.records import Records
 from whence.results.run_identity import RunIdentity
 
@@ -98,7 +98,7 @@ def faithfulness(
     identity = RunIdentity(METHOD, {"weights": chosen.weights_hash}, settings)
     engine = Engine(chosen)
     records = []
-    with _saved(save, identity, resume) as saved, bar("texts", len(given), progress) as step:
+    with _saved(save, identity, resume) as saved, counted("texts", len(given), progress) as step:
         finished = {record["key"]: TextRecord.from_dict(record) for record in saved or ()}
         for number, text in enumerate(given):
             question, output = _question(chosen, text, targets[number], foils[number], units, engine, truncate)
@@ -251,11 +251,11 @@ def _ceiling(engine: Engine, question: TextQuestion, operator: str, kind: str) -
     return exact_ceiling(n, outputs) if n <= EXACT else beam_ceiling(n, outputs)
 
 
-def _no_lower(found: Ceiling, curves: Iterable[Curve]) -> Ceiling:
+def _no_lower(ceiling: Ceiling, curves: Iterable[Curve]) -> Ceiling:
     """A beam may miss what one of the orders reached: the ceiling is then that order."""
-    if found.kind == "exact":
-        return found
+    if ceiling.kind == "exact":
+        return ceiling
     from whence.faithful.curves import area
 
     areas = [area(np.array(v)) for c in curves for v in (c.forward, c.reverse)]
-    return Ceiling(max(found.best, *areas), min(found.worst, *areas), found.kind)
+    return Ceiling(max(ceiling.best, *areas), min(ceiling.worst, *areas), ceiling.kind)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from whence import method_table
+from whence.core.numerics.arrays import AnyArray
 from whence.errors import InputError
 from whence.faithful.question import TextQuestion
 from whence.mixing.attribute import EXPLAINING, explain
@@ -21,7 +22,6 @@ from whence.reading.trace import Trace
 from whence.reading.tracing import trace
 from whence.results.method import Method
 
-Array = np.ndarray[Any, Any]
 SLOW = ("flow", "hidden-token-attribution")  # n² maximum flows, and a Jacobian: only by name
 FAST_COSTS = ("trace", "gradients")
 PERTURBING = ("occlusion", "lime", "kernel-shap")
@@ -38,9 +38,9 @@ class Explained:
     @cached_property
     def trace(self) -> Trace:
         """Taken once, when a method first needs it."""
-        found = trace(self.model, self.question.prepared)
-        assert isinstance(found, Trace)
-        return found
+        traced = trace(self.model, self.question.prepared)
+        assert isinstance(traced, Trace)
+        return traced
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -62,7 +62,7 @@ class Explainer:
     given: Callable[[int], Any] | None = None
     """Scores that came with the call, by the number of the text: a part of what a saved record is about."""
 
-    def of_units(self, asked: Explained) -> Array:
+    def of_units(self, asked: Explained) -> AnyArray:
         """A score per unit; tokens' scores are summed."""
         array = scores_of(self.scores(asked))
         units, tokens = asked.question.units, asked.question.prepared.length
@@ -78,7 +78,7 @@ class Explainer:
         return array
 
 
-def scores_of(given: Any) -> Array:
+def scores_of(given: Any) -> AnyArray:
     """A list, an array, a tensor or an `Attribution` as numbers."""
     values = given if isinstance(given, (Tensor, np.ndarray)) else getattr(given, "values", given)
     return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
@@ -89,25 +89,25 @@ def explainers(methods: Any, texts: int, model: Model) -> list[Explainer]:
     parts = (
         [methods] if isinstance(methods, str) or callable(methods) or isinstance(methods, Mapping) else list(methods)
     )
-    chosen: list[Explainer] = []
+    explainers_given: list[Explainer] = []
     for part in parts:
         if isinstance(part, str) and part in ("fast", "all"):
-            chosen += [_of_table(name) for name in _group(part, model)]
+            explainers_given += [_of_table(name) for name in _group(part, model)]
         elif isinstance(part, str):
-            chosen += [_of_table(name) for name in part.split(",")]
+            explainers_given += [_of_table(name) for name in part.split(",")]
         elif isinstance(part, Mapping):
-            chosen += [_given(str(name), scores, texts) for name, scores in part.items()]
+            explainers_given += [_given(str(name), scores, texts) for name, scores in part.items()]
         elif callable(part):
-            chosen.append(_function(getattr(part, "__name__", type(part).__name__), part))
+            explainers_given.append(_function(getattr(part, "__name__", type(part).__name__), part))
         else:
             raise InputError(f"a method is a name, a function or {{name: scores}}, not a {type(part).__name__}.")
-    names = [one.name for one in chosen]
+    names = [one.name for one in explainers_given]
     twice = sorted({name for name in names if names.count(name) > 1 or name == "random"})
-    if not chosen:
+    if not explainers_given:
         raise InputError("no method was given: there is nothing to compare.")
     if twice:
         raise InputError(f"methods must have different names, and 'random' is taken: {', '.join(twice)} came twice.")
-    return chosen
+    return explainers_given
 
 
 def _group(part: str, model: Model) -> list[str]:

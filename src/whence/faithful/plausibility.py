@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from whence.core.numerics.arrays import AnyArray
 from whence.errors import InputError
 from whence.faithful.explainers import scores_of
 from whence.faithful.result import Faithfulness
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MEASURES = ("ap", "f1", "iou", "mrr")
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Plausibility:
     """Per method and text; texts with no or only marked words are `skipped` (their numbers)."""
 
     methods: tuple[str, ...]
-    values: Array
+    values: AnyArray
     """[text, method, measure]"""
-    chance: Array
+    chance: AnyArray
     """[text, measure]: the exact expectation for a random order"""
     numbers: tuple[int, ...]
     """Which text each line is."""
@@ -110,7 +110,7 @@ def _given(attributions: Any, rationales: Sequence[Any] | None) -> tuple[dict[st
     return dict(attributions), rationales, list(range(len(rationales)))
 
 
-def measures(scores: Array, marked: Array) -> tuple[float, float, float, float]:
+def measures(scores: AnyArray, marked: AnyArray) -> tuple[float, float, float, float]:
     """AP, F1, IOU and MRR of one text. Ties: AP ranks them together; the others average over their orders."""
     k = int(marked.sum())
     hits = _expected_hits(scores, marked, k)
@@ -122,7 +122,7 @@ def measures(scores: Array, marked: Array) -> tuple[float, float, float, float]:
     )
 
 
-def average_precision(scores: Array, marked: Array) -> float:
+def average_precision(scores: AnyArray, marked: AnyArray) -> float:
     """Σ (R_n − R_{n−1}) P_n over distinct thresholds, not the trapezoid."""
     total, seen, right = 0.0, 0, 0
     for value in sorted(set(scores.tolist()), reverse=True):
@@ -133,19 +133,19 @@ def average_precision(scores: Array, marked: Array) -> float:
     return float(total)
 
 
-def _split(scores: Array, marked: Array, k: int) -> tuple[int, int, int, int]:
+def _split(scores: AnyArray, marked: AnyArray, k: int) -> tuple[int, int, int, int]:
     """Above the k-th score: marked ones; at it: how many in all, marked ones, and how many of them are among the top k."""
     cut = np.sort(scores)[::-1][k - 1]
     above, at = scores > cut, scores == cut
     return int(marked[above].sum()), int(at.sum()), int(marked[at].sum()), k - int(above.sum())
 
 
-def _expected_hits(scores: Array, marked: Array, k: int) -> float:
+def _expected_hits(scores: AnyArray, marked: AnyArray, k: int) -> float:
     sure, tied, tied_marked, taken = _split(scores, marked, k)
     return sure + taken * tied_marked / tied
 
 
-def _expected_iou(scores: Array, marked: Array, k: int) -> float:
+def _expected_iou(scores: AnyArray, marked: AnyArray, k: int) -> float:
     from scipy.stats import hypergeom
 
     sure, tied, tied_marked, taken = _split(scores, marked, k)
@@ -154,7 +154,7 @@ def _expected_iou(scores: Array, marked: Array, k: int) -> float:
     return float((weights * (sure + more) / (2 * k - sure - more)).sum())
 
 
-def _expected_first(scores: Array, marked: Array) -> float:
+def _expected_first(scores: AnyArray, marked: AnyArray) -> float:
     best = scores[marked].max()
     above, tied, among = int((scores > best).sum()), int((scores == best).sum()), int(marked[scores == best].sum())
     return sum(p / (above + r) for r, p in enumerate(_first(tied, among), 1))
@@ -162,12 +162,12 @@ def _expected_first(scores: Array, marked: Array) -> float:
 
 def _first(n: int, marked: int) -> list[float]:
     """P(the first marked one of n in a random order is the r-th), r = 1 … n."""
-    found, none_yet = [], 1.0
+    ranks, none_yet = [], 1.0
     for r in range(n):
         left = n - r
-        found.append(none_yet * min(1.0, marked / left))
+        ranks.append(none_yet * min(1.0, marked / left))
         none_yet *= max(0.0, 1 - marked / left)
-    return found
+    return ranks
 
 
 def chance(n: int, marked: int) -> tuple[float, float, float, float]:

@@ -55,11 +55,11 @@ class Faithfulness:
     @cached_property
     def failures(self) -> dict[str, list[tuple[int, str]]]:
         """Methods that failed, with the number of the text and what they said."""
-        found: dict[str, list[tuple[int, str]]] = {}
+        failures: dict[str, list[tuple[int, str]]] = {}
         for number, record in enumerate(self.records):
             for name, said in record.failures.items():
-                found.setdefault(name, []).append((number, said))
-        return found
+                failures.setdefault(name, []).append((number, said))
+        return failures
 
     @cached_property
     def paired(self) -> tuple[int, ...]:
@@ -167,12 +167,12 @@ class Faithfulness:
     @cached_property
     def _random_deltas(self) -> dict[tuple[str, int], np.ndarray[Any, Any]]:
         """Δ of every random order and of its reverse, by operator and text."""
-        found = {}
+        deltas = {}
         for operator in self.operators:
             for i in self.paired:
                 drawn = np.array([c.delta for c in self.records[i].random[operator]])
-                found[operator, i] = np.concatenate([drawn, -drawn])
-        return found
+                deltas[operator, i] = np.concatenate([drawn, -drawn])
+        return deltas
 
     def _wins(self, operator: str, method: str) -> float:
         """Diagnosticity (Chan et al. 2022): the share of random orders with a smaller Δ, ties counted half."""

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from whence.core.numerics.arrays import AnyArray
+
 RESAMPLES = 10_000
 LEVEL = 0.05
 FEWEST = 30
@@ -42,7 +43,7 @@ class Bootstrap:
     `columns` [text, method]; `documents`: texts of one document are drawn together.
     """
 
-    def __init__(self, columns: Array, documents: Sequence[Any] | None, seed: int) -> None:
+    def __init__(self, columns: AnyArray, documents: Sequence[Any] | None, seed: int) -> None:
         self.columns = np.asarray(columns, dtype=np.float64)
         texts = len(self.columns)
         names = list(range(texts)) if documents is None else list(documents)
@@ -55,7 +56,7 @@ class Bootstrap:
         generator = np.random.default_rng(seed)
         drawn = generator.multinomial(len(unique), np.full(len(unique), 1 / len(unique)), size=resamples)
         weights = drawn @ member.T.astype(np.float64)
-        self.means: Array = weights @ self.columns / weights.sum(1, keepdims=True)
+        self.means: AnyArray = weights @ self.columns / weights.sum(1, keepdims=True)
 
     def estimate(self, column: int) -> Estimate:
         """The mean of one column."""
@@ -72,7 +73,7 @@ class Bootstrap:
         return estimate, float((1 + far.sum()) / (1 + len(drawn)))
 
 
-def _estimate(values: Array, drawn: Array) -> Estimate:
+def _estimate(values: AnyArray, drawn: AnyArray) -> Estimate:
     low, high = np.quantile(drawn, (0.025, 0.975))
     return Estimate(float(values.mean()), float(low), float(high))
 

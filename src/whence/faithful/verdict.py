@@ -57,14 +57,14 @@ def sentences(result: Faithfulness) -> tuple[str, ...]:
 
 def _by_pair(result: Faithfulness) -> dict[tuple[str, str], list[Difference]]:
     """first − second for every ordered pair, a list with one entry per operator."""
-    found: dict[tuple[str, str], list[Difference]] = {}
+    pairs: dict[tuple[str, str], list[Difference]] = {}
     for operator in result.operators:
         for d in result.pairs(operator):
             e = d.estimate
             turned = type(e)(-e.mean, -e.high, -e.low)
-            found.setdefault((d.first, d.second), []).append(d)
-            found.setdefault((d.second, d.first), []).append(Difference(d.second, d.first, turned, d.p, d.adjusted))
-    return found
+            pairs.setdefault((d.first, d.second), []).append(d)
+            pairs.setdefault((d.second, d.first), []).append(Difference(d.second, d.first, turned, d.p, d.adjusted))
+    return pairs
 
 
 def _best(

@@ -24,15 +24,15 @@ _LONGER = 1.25  # how much longer than the shortest of its batch a sequence may 
 def groups(traces: Sequence[Trace]) -> list[list[int]]:
     """Which traces are worked on together: those of one model, of about one length, as many as fit in `PAIRS`."""
     order = sorted(range(len(traces)), key=lambda i: _length(traces[i]))
-    made: list[list[int]] = []
+    groups: list[list[int]] = []
     for i in order:
-        if made:
-            n, first = _length(traces[i]), traces[made[-1][0]]
-            if (len(made[-1]) + 1) * n * n <= PAIRS and n <= _LONGER * _length(first) and _alike(traces[i], first):
-                made[-1].append(i)
+        if groups:
+            n, first = _length(traces[i]), traces[groups[-1][0]]
+            if (len(groups[-1]) + 1) * n * n <= PAIRS and n <= _LONGER * _length(first) and _alike(traces[i], first):
+                groups[-1].append(i)
                 continue
-        made.append([i])
-    return made
+        groups.append([i])
+    return groups
 
 
 def _length(trace: Trace) -> int:
@@ -92,10 +92,10 @@ def _attention(tensors: Sequence[Tensor | None]) -> Tensor | None:
     return _together([torch.nn.functional.pad(t, (0, keys - t.shape[-1])) for t in held], last=True)
 
 
-def cut(found: Tensor, row: int, layer: Layer, crossed: bool) -> Tensor:
+def unpadded(padded: Tensor, row: int, layer: Layer, crossed: bool) -> Tensor:
     """One sequence's (query, source) out of (sequence, query, source); crossed: the residual is the last column."""
     queries, keys = layer.attention.shape[-2:]
-    mine = found[row, :queries]
+    mine = padded[row, :queries]
     if crossed and mine.shape[-1] > keys + 1:
         return torch.cat([mine[:, :keys], mine[:, -1:]], dim=1)
     return mine[:, : keys + int(crossed)]

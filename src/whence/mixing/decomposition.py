@@ -88,17 +88,17 @@ class Decomposition:
         weights = torch.diagonal(self.attention, dim1=-2, dim2=-1)  # (head, token)
         return self._owned(joined(self.values * weights[..., None]) @ self.weight.flatten(0, 1))
 
-    def _owned(self, seen: Tensor) -> Tensor:
-        return self.own + (seen if self.scale is None else seen * self.scale)
+    def _owned(self, visible: Tensor) -> Tensor:
+        return self.own + (visible if self.scale is None else visible * self.scale)
 
     @property
     def own_weights(self) -> Tensor:
         """(sequence · token, head): how much each token attends to itself."""
         return torch.diagonal(self.attention, dim1=-2, dim2=-1).movedim(-2, -1).flatten(0, -2).contiguous()
 
-    def remember(self, seen: Tensor) -> None:
-        """The diagonal need not be worked out again: `seen` (sequence · token, d) is Σ_h A^h_ii U^h_i."""
-        vars(self)["diagonal"] = self._owned(seen.view_as(self.own))
+    def remember(self, visible: Tensor) -> None:
+        """The diagonal need not be worked out again: `visible` (sequence · token, d) is Σ_h A^h_ii U^h_i."""
+        vars(self)["diagonal"] = self._owned(visible.view_as(self.own))
 
     def parts(self) -> Tensor:
         """(query, source, d): every T_ij. For short texts and tests: n² d numbers."""

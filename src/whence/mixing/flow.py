@@ -16,9 +16,9 @@ from torch import Tensor
 
 from whence.mixing.contributions import EMBEDDINGS, Contributions
 from whence.mixing.layerwise import LayerView, single
-from whence.mixing.progress import Progress, bar
 from whence.mixing.rollout import half_residual
 from whence.reading.trace import Trace
+from whence.results.progress import Progress, counted
 
 _UNITS = 1 << 29  # capacities are whole numbers to the solver: 1.0 is this many
 
@@ -34,7 +34,7 @@ def flow(
     stack = single(trace, attention, "flow")
     capacities = torch.stack([half_residual(LayerView(layer, trace, stack.name).attention) for layer in stack])
     chosen = [layer.index for layer in stack] if layers is None else [stack[i].index for i in layers]
-    with bar("attention flow", len(chosen) * len(stack.tokens), progress) as step:
+    with counted("attention flow", len(chosen) * len(stack.tokens), progress) as step:
         values = maximum_flows(capacities, chosen, step)
     values = values / values.sum(-1, keepdim=True)
     provenance = trace.provenance.by("flow", attention=stack.name, origin=EMBEDDINGS)

@@ -22,7 +22,6 @@ from whence.errors import InputError, WiringError
 from whence.mixing.budget import as_bytes
 from whence.mixing.jacobian.sweep import Sweep, columns, prepare, run
 from whence.mixing.mixture import Mixture, check_rows
-from whence.mixing.progress import Progress, bar
 from whence.mixing.raised import in_float32
 from whence.model.load import Model
 from whence.reading.capture.attach import accepted
@@ -31,6 +30,7 @@ from whence.reading.rerun.run import on_device
 from whence.reading.trace import Stack, Trace
 from whence.reading.wiring.norms import Norm, recognise
 from whence.reading.wiring.op_graph import deviation
+from whence.results.progress import Progress, counted
 
 EXACT_LENGTH = 24
 """Up to this many tokens mode="auto" is exact: beyond, probes."""
@@ -182,7 +182,7 @@ def _squared(
     groups = _grouped(work, size)
     probes: dict[int, Tensor] = {}
     title = f"hidden token attribution, {mode}"
-    with bar(title, len(groups), progress) as step:
+    with counted(title, len(groups), progress) as step:
         for group in groups:
             tangents, source = [], []
             for token, start, many in group:

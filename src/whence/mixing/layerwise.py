@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, WiringError
-from whence.mixing.batch import cut, groups, stacked
+from whence.mixing.batch import groups, stacked, unpadded
 from whence.mixing.contributions import LAYER, Contributions
 from whence.mixing.decomposition import Decomposition, apart, decompose, working
 from whence.mixing.encoder_decoder import together
@@ -122,7 +122,7 @@ def _matrices(
     traces: Sequence[Trace], methods: Sequence[LayerMethod], read: Sequence[list[str]]
 ) -> list[dict[str, list[Rows]]]:
     """[method][stack][trace][layer], one layer of all traces at a time."""
-    found: list[dict[str, list[Rows]]] = [{name: [[] for _ in traces] for name in stacks} for stacks in read]
+    matrices: list[dict[str, list[Rows]]] = [{name: [[] for _ in traces] for name in stacks} for stacks in read]
     for name in traces[0].stacks:
         wanted = [i for i, stacks in enumerate(read) if name in stacks]
         for layers in zip(*(trace.stacks[name] for trace in traces), strict=True) if wanted else ():
@@ -131,24 +131,24 @@ def _matrices(
                 matrix = methods[i].matrix(view)
                 matrix, empty = matrix if isinstance(matrix, tuple) else (matrix, None)
                 for place, own in enumerate(layers):
-                    rows = matrix if len(layers) == 1 else cut(matrix, place, own, view.crossed)
+                    rows = matrix if len(layers) == 1 else unpadded(matrix, place, own, view.crossed)
                     lost = empty if empty is None or len(layers) == 1 else empty[place]
                     count = torch.tensor(0) if lost is None else lost[: rows.shape[0]].sum()
                     _check_shape(rows, own, view.crossed, methods[i])
-                    found[i][name][place].append((rows, count))
-    return found
+                    matrices[i][name][place].append((rows, count))
+    return matrices
 
 
 def _result(
-    trace: Trace, name: str, method: LayerMethod, found: dict[str, list[Rows]] | dict[str, Rows], read: list[str]
+    trace: Trace, name: str, method: LayerMethod, by_stack: dict[str, list[Rows]] | dict[str, Rows], read: list[str]
 ) -> Contributions:
     settings = {"origin": LAYER, **settings_of(method)}
     if trace.mixes is not None:  # these are shares of the attention block, and must not be multiplied
         settings["mixes"] = trace.mixes
     if len(read) > 1:
-        return together(trace, name, found, settings)  # type: ignore[arg-type]
+        return together(trace, name, by_stack, settings)  # type: ignore[arg-type]
     stack = trace.of(read[0])
-    matrices, counts = zip(*found[stack.name], strict=True)
+    matrices, counts = zip(*by_stack[stack.name], strict=True)
     return Contributions.of_stack(
         stack,
         check_rows(torch.stack(matrices), name),

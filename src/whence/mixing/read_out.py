@@ -63,7 +63,7 @@ def _slopes(model: Model, trace: Trace, final: Tensor, position: int | None) -> 
     return slopes, logits.detach().double(), logits.dtype not in (torch.float32, torch.float64)
 
 
-def _prove(model: Model, trace: Trace, final: Tensor, position: int | None, weights: Tensor, plain: Tensor) -> None:
+def _prove(model: Model, trace: Trace, final: Tensor, position: int | None, weights: Tensor, outputs: Tensor) -> None:
     """Move the rows that are not read, all at once, and then the one that is read most."""
     noise = torch.randn(final.shape, generator=torch.Generator().manual_seed(1)).to(final) * final.abs().mean()
     for rows, read in ((weights == 0, False), (weights == weights.max(), True)):
@@ -73,7 +73,7 @@ def _prove(model: Model, trace: Trace, final: Tensor, position: int | None, weig
         with torch.no_grad():
             logits = _run(model, trace, final, partial(_add, moved))
         logits = (logits[0] if position is None else logits[0, position]).double()
-        change = float((logits - plain.to(logits)).abs().max() / plain.abs().max().clamp(min=1e-30))
+        change = float((logits - outputs.to(logits)).abs().max() / outputs.abs().max().clamp(min=1e-30))
         if (change > 1e-4) is not read:
             raise _unseen(
                 model,

@@ -16,7 +16,6 @@ from whence.mixing.budget import as_bytes
 from whence.mixing.contributions import LAYER, Contributions
 from whence.mixing.layerwise import single
 from whence.mixing.mixture import check_rows, normalise_rows
-from whence.mixing.progress import Progress, bar
 from whence.mixing.raised import in_float32
 from whence.reading.capture.recorder import Edit
 from whence.reading.inputs import Prepared
@@ -24,6 +23,7 @@ from whence.reading.rerun.replay import block_handles, repeated, replay
 from whence.reading.rerun.run import prove_model
 from whence.reading.trace import Trace
 from whence.reading.wiring.sites import AttentionSite
+from whence.results.progress import Progress, counted
 
 
 def value_zeroing(
@@ -47,7 +47,7 @@ def value_zeroing(
     sites = [site for site in proof.of(stack.name) if site.layer in wanted]
     n = len(stack.tokens)
     scores = torch.zeros(len(sites), n, n, dtype=torch.float64)
-    with bar("value zeroing", n, progress) as step:
+    with counted("value zeroing", n, progress) as step:
         for first, size in _pieces(n, chosen.model, trace, as_bytes(memory)):
             scores[:, :, first : first + size] = _without(trace, chosen, proof, sites, first, size)
             for _ in range(size):

@@ -35,10 +35,10 @@ def locate(name: str, *, cache: str | os.PathLike[str] | None = None) -> Path:
     """
     model, root = get(name), cache_dir(cache)
     problems = []
-    for place in (cached_folder(model, root), _installed(model)):
-        if place is not None and place.is_dir():
-            if (problem := integrity_problem(model, place)) is None:
-                return place
+    for folder in (cached_folder(model, root), _installed(model)):
+        if folder is not None and folder.is_dir():
+            if (problem := integrity_problem(model, folder)) is None:
+                return folder
             problems.append(problem)
     what = "; ".join(problems) or f"it is not in {root}, and {model.requirement} is not installed"
     raise UnavailableError(

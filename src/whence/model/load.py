@@ -162,26 +162,26 @@ def load(
     return loaded
 
 
-def _load_embedded(found: catalogue.EmbeddedModel, task: str | None, dtype: Any) -> Model:
+def _load_embedded(entry: catalogue.EmbeddedModel, task: str | None, dtype: Any) -> Model:
     from transformers import AutoTokenizer
 
-    if found.kind == "vocabulary":
-        raise InputError(f"{found.name!r} is no model: {found.description}.")
-    folder = locate(found.name)
-    if found.converter is not None:
+    if entry.kind == "vocabulary":
+        raise InputError(f"{entry.name!r} is no model: {entry.description}.")
+    folder = locate(entry.name)
+    if entry.converter is not None:
         from whence.model.foreign_weights import unpacked
 
-        folder = unpacked(found, folder)
-    head = _head_class(task or found.task or ("text-generation" if found.kind == "decoder" else "base"), None)
+        folder = unpacked(entry, folder)
+    head = _head_class(task or entry.task or ("text-generation" if entry.kind == "decoder" else "base"), None)
     with quietly():
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model, info = head.from_pretrained(
             folder, local_files_only=True, dtype=dtype or torch.float32, output_loading_info=True
         )
-    _check_complete(found.name, model, info)
+    _check_complete(entry.name, model, info)
     model.eval()
-    processor = _companions(str(folder), {"local_files_only": True})[1] if found.positions == "frames" else None
-    return Model(model, tokenizer, processor, found.name)
+    processor = _companions(str(folder), {"local_files_only": True})[1] if entry.positions == "frames" else None
+    return Model(model, tokenizer, processor, entry.name)
 
 
 TASKS = {
@@ -210,9 +210,9 @@ def _head_class(task: str | None, config: Any) -> Any:
         return getattr(transformers, TASKS[task])
     own = whence_models() if str(getattr(config, "model_type", None)).startswith("identifiable") else None
     for architecture in getattr(config, "architectures", None) or ():
-        found = getattr(transformers, architecture, None) or getattr(own, architecture, None)
-        if found is not None:
-            return found
+        head = getattr(transformers, architecture, None) or getattr(own, architecture, None)
+        if head is not None:
+            return head
     return transformers.AutoModel
 
 
@@ -286,7 +286,7 @@ def _check_complete(name: str, model: nn.Module, info: dict[str, Any]) -> None:
         )
 
 
-def _companions(place: str, options: dict[str, Any]) -> tuple[Any, Any]:
+def _companions(source: str, options: dict[str, Any]) -> tuple[Any, Any]:
     """The tokenizer and the image or sound processor, whichever the folder has."""
     from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
 
@@ -294,7 +294,7 @@ def _companions(place: str, options: dict[str, Any]) -> tuple[Any, Any]:
     for auto in (AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor):
         try:
             with quietly():
-                found.append(auto.from_pretrained(place, **options))
+                found.append(auto.from_pretrained(source, **options))
         except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError):
             found.append(None)  # a model may come without; what needs it says so
     tokenizer = found[0]

@@ -74,19 +74,19 @@ def lock_of(model: nn.Module) -> AbstractContextManager[Any]:
 
 # -- fingerprint ---------------------------------------------------------------------------------------------------
 
-_PLAIN = (str, int, float, bool, type(None))
+_SCALARS = (str, int, float, bool, type(None))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _TORCH = frozenset(nn.Module().__dict__) | {"config"}
 
 
 def _plain_value(value: Any) -> Hashable:
     """A value that can be compared later; other objects count by identity."""
-    if isinstance(value, _PLAIN):
+    if isinstance(value, _SCALARS):
         return value
     if isinstance(value, (list, tuple, set)):
         return tuple(_plain_value(v) for v in value)
     if isinstance(value, Tensor):
-        return _place(value), _contents([value])
+        return _storage_of(value), _contents([value])
     if isinstance(value, dict):
         return tuple((str(k), _plain_value(v)) for k, v in value.items())
     return id(value)
@@ -140,10 +140,10 @@ def _marks(model: nn.Module) -> list[Hashable]:
             elsewhere, files = stored_elsewhere(module)
             tensors += elsewhere
             parts += files
-    parts += [_place(t) for t in tensors]
+    parts += [_storage_of(t) for t in tensors]
     parts.append(_contents(tensors))
     for config in configs_of(model):
-        parts += [(name, _plain_value(value)) for name, value in vars(config).items() if isinstance(value, _PLAIN)]
+        parts += [(name, _plain_value(value)) for name, value in vars(config).items() if isinstance(value, _SCALARS)]
     return parts
 
 
@@ -152,7 +152,7 @@ def is_ours(hook: Any) -> bool:
     return str(getattr(hook, "__module__", "")).startswith("whence.")
 
 
-def _place(tensor: Tensor) -> Hashable:
+def _storage_of(tensor: Tensor) -> Hashable:
     """Where a tensor lies. Weights that are offloaded have no place until they are used."""
     if tensor.is_meta:
         return tensor.shape

@@ -288,15 +288,15 @@ def _from_processor(model: Model, thing: Any, target: Any) -> list[Prepared]:
     """Images and sounds, through the model's own processor."""
     processor = model.processor
     assert processor is not None
-    made = []
+    prepared = []
     for item in thing if isinstance(thing, (list, tuple)) else [thing]:
         try:
             encoded = processor(item, return_tensors="pt")
         except (TypeError, ValueError, AttributeError, KeyError) as problem:
             raise InputError(f"{type(processor).__name__} cannot read a {type(item).__name__}: {problem}") from problem
         inputs = {k: v for k, v in encoded.items() if isinstance(v, Tensor)}
-        made.append(_with_target(model, Prepared(inputs, None), target))
-    return made
+        prepared.append(_with_target(model, Prepared(inputs, None), target))
+    return prepared
 
 
 def check_ids(model: Model, ids: Tensor) -> None:

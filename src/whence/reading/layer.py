@@ -44,7 +44,7 @@ class Layer:
     sink: Tensor | None = None  # [head, query]: the weight of a learned sink, a key that is always visible, of value 0
     _side: Tensor | None = None  # [query, d], parallel: what else is added, made from the token's own state
 
-    def _kept(self, tensor: Tensor | None, name: str) -> Tensor:
+    def _if_kept(self, tensor: Tensor | None, name: str) -> Tensor:
         if tensor is None:
             raise InputError(
                 f"layer {self.index} has no {name}: they were not kept. Trace again with keep including {name!r}."
@@ -54,7 +54,7 @@ class Layer:
     @property
     def attention(self) -> Tensor:
         """[head, query, key]; rows sum to 1, or with `sink` to 1 where the model has learned sinks."""
-        return self._kept(self._attention, "attention")
+        return self._if_kept(self._attention, "attention")
 
     @property
     def attention_and_sink(self) -> Tensor:
@@ -65,24 +65,24 @@ class Layer:
     @property
     def queries(self) -> Tensor:
         """[head, query, d_k]"""
-        return self._kept(self._queries, "queries")
+        return self._if_kept(self._queries, "queries")
 
     @property
     def keys(self) -> Tensor:
         """[head, key, d_k], grouped heads repeated (made when asked for, not stored)."""
-        return repeat_heads(self._kept(self.grouped_keys, "keys"), len(self.heads))
+        return repeat_heads(self._if_kept(self.grouped_keys, "keys"), len(self.heads))
 
     @property
     def values(self) -> Tensor:
         """[head, key, d_v], grouped heads repeated (made when asked for, not stored)."""
-        return repeat_heads(self._kept(self.grouped_values, "values"), len(self.heads))
+        return repeat_heads(self._if_kept(self.grouped_values, "values"), len(self.heads))
 
     @property
     def outputs(self) -> Tensor:
         """[head, query, d_v]: attention · values, as the model computed it."""
         if self._outputs is None and self._attention is not None and self.grouped_values is not None:
             return mix(self._attention[None], self.grouped_values[None])[0]
-        return self._kept(self._outputs, "outputs")
+        return self._if_kept(self._outputs, "outputs")
 
     @property
     def row_projection(self) -> Projection:

@@ -85,7 +85,7 @@ def read_texts(
     chosen = _text_column(text, columns, name)
     for what, column in (("label", label), ("pair", pair)):
         if column is not None and column not in columns:
-            raise InputError(f"{name!r} has no {what} column {column!r}; {_found(columns)}")
+            raise InputError(f"{name!r} has no {what} column {column!r}; {_columns_in_words(columns)}")
     taken = list(islice(rows, limit))
     if not taken:
         raise InputError(
@@ -115,7 +115,7 @@ def stream_texts(
     chosen = [_text_column(text, columns, name)]
     if pair is not None:
         if pair not in columns:
-            raise InputError(f"{name!r} has no pair column {pair!r}; {_found(columns)}")
+            raise InputError(f"{name!r} has no pair column {pair!r}; {_columns_in_words(columns)}")
         chosen.append(pair)
     for i, row in enumerate(rows):
         yield tuple(_as_text(row.get(column), column, i, name) for column in chosen)
@@ -147,7 +147,7 @@ def _format(path: str | os.PathLike[str], given: str | None) -> str:
 def _text_column(asked: str | None, columns: Sequence[str], name: str) -> str:
     if asked is not None:
         if asked not in columns:
-            raise InputError(f"{name!r} has no text column {asked!r}; {_found(columns)}")
+            raise InputError(f"{name!r} has no text column {asked!r}; {_columns_in_words(columns)}")
         return asked
     if len(columns) == 1:
         return columns[0]
@@ -155,7 +155,9 @@ def _text_column(asked: str | None, columns: Sequence[str], name: str) -> str:
     for known in TEXT_NAMES:
         if known in named:
             return named[known]
-    raise InputError(f"{name!r}: which column holds the texts? Name it with text= (--text); {_found(columns)}")
+    raise InputError(
+        f"{name!r}: which column holds the texts? Name it with text= (--text); {_columns_in_words(columns)}"
+    )
 
 
 def _is_text(value: str) -> bool:
@@ -167,7 +169,7 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _found(columns: Sequence[str]) -> str:
+def _columns_in_words(columns: Sequence[str]) -> str:
     return f"it has the columns {', '.join(map(repr, columns))}." if columns else "it has no columns."
 
 
@@ -210,7 +212,7 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[str]:
         raise InputError(f"{str(path)!r} cannot be read: {problem.strerror}.") from problem
 
 
-def _plain(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
+def _lines_of(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
     return [LINE], ({LINE: line.removesuffix("\n")} for line in _lines(path))
 
 
@@ -299,16 +301,16 @@ def _json(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator
 
 def _object(path: str | os.PathLike[str], where: str, row: Any) -> Row:
     """An object as a row, a text as a row of one column; `where` it stands in the file, in words."""
-    made = {LINE: row} if isinstance(row, str) else row
-    if not isinstance(made, dict):
-        raise InputError(f"{str(path)!r}: {where} is {made!r:.60}; a text or an object is needed.")
-    for value in (*made, *made.values()):
+    parsed = {LINE: row} if isinstance(row, str) else row
+    if not isinstance(parsed, dict):
+        raise InputError(f"{str(path)!r}: {where} is {parsed!r:.60}; a text or an object is needed.")
+    for value in (*parsed, *parsed.values()):
         if isinstance(value, str) and not _is_text(value):
             raise InputError(
                 f"{str(path)!r}, {where}, holds half a surrogate pair ({value!a:.60}), which is no character: "
                 "write the whole pair, or leave it out."
             )
-    return made
+    return parsed
 
 
 def _parquet(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
@@ -359,6 +361,6 @@ def _extra(module: str, what: str) -> Any:
 
 
 _READERS = {
-    "csv": _csv, "tsv": _tsv, "jsonl": _jsonl, "json": _json, "parquet": _parquet, "text": _plain,
+    "csv": _csv, "tsv": _tsv, "jsonl": _jsonl, "json": _json, "parquet": _parquet, "text": _lines_of,
     "datasets": _datasets,
 }  # fmt: skip

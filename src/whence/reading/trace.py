@@ -258,36 +258,36 @@ class Trace:
         from whence.model.load import as_model
         from whence.model.memory import fingerprint
 
-        chosen = as_model(model) if model is not None else self.model
-        if chosen is None:
+        model_used = as_model(model) if model is not None else self.model
+        if model_used is None:
             raise InputError("this trace was loaded from a file and has no model: give it with model=.")
-        if self.model is not None and chosen.model is self.model.model:
-            if self.mark is not None and fingerprint(chosen.model) != self.mark:
+        if self.model is not None and model_used.model is self.model.model:
+            if self.mark is not None and fingerprint(model_used.model) != self.mark:
                 raise InputError(
-                    f"{chosen.name!r} has changed since this text was traced (weights, adapters, hooks or settings), so "
+                    f"{model_used.name!r} has changed since this text was traced (weights, adapters, hooks or settings), so "
                     "that running it again would not be about this trace. Trace the text again."
                 )
         else:
-            self._check_weights(chosen)
+            self._check_weights(model_used)
         mask = self.inputs.get("attention_mask")
         if mask is not None and mask.dim() == 2 and not bool(mask.bool().all()):
             raise InputError(
                 "this trace was made of inputs whose attention_mask hides tokens before or between others; measures that run "
                 "the model again need a sequence without hidden tokens: give it without padding."
             )
-        return chosen
+        return model_used
 
-    def _check_weights(self, chosen: Model) -> None:
+    def _check_weights(self, model: Model) -> None:
         """Refuse a model given with model= whose weights are not those that were traced."""
         known = self.provenance.weights_hash
         if self.provenance.changed:
             raise InputError(
                 f"{self.provenance.model!r} was changed after this text was traced and before its weights were hashed, so "
-                f"that nobody can tell whether {chosen.name!r} has the weights that were traced. Trace the text again."
+                f"that nobody can tell whether {model.name!r} has the weights that were traced. Trace the text again."
             )
-        if known is not None and chosen.weights_hash != known:
+        if known is not None and model.weights_hash != known:
             raise InputError(
-                f"the model {chosen.name!r} given with model= has other weights ({chosen.weights_hash[:12]}…) than the one "
+                f"the model {model.name!r} given with model= has other weights ({model.weights_hash[:12]}…) than the one "
                 f"traced ({self.provenance.model}, {known[:12]}…)."
             )
 

@@ -33,12 +33,12 @@ def trace_of_row(
     padded_source = outcome.batch["input_ids"].shape[1] if source is not None else None
     padded_target = outcome.batch["decoder_input_ids"].shape[1] if target is not None else None
 
-    kept = prepared.shown
+    shown = prepared.shown
 
     def real(n: int, is_target: bool) -> Tensor:
         """Which of n positions are real: padding is on the right, or hidden by the mask that was given."""
-        if not is_target and kept is not None and n == prepared.inputs["attention_mask"].shape[1]:
-            return kept
+        if not is_target and shown is not None and n == prepared.inputs["attention_mask"].shape[1]:
+            return shown
         if is_target and target is not None and n == padded_target:
             n = target
         if not is_target and source is not None and n == padded_source:

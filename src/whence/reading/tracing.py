@@ -63,17 +63,17 @@ def trace(
 
 
 def _trace(
-    chosen: Model, text: Any, text_pair: Any, target: Any, wanted: frozenset[str], truncate: bool, batch_size: int
+    model: Model, text: Any, text_pair: Any, target: Any, wanted: frozenset[str], truncate: bool, batch_size: int
 ) -> Trace | list[Trace]:
-    prepared, single = prepare(chosen, text, text_pair, target, truncate=truncate)
-    proof = prove_model(chosen, prepared[0])
+    prepared, single = prepare(model, text, text_pair, target, truncate=truncate)
+    proof = prove_model(model, prepared[0])
     traces = []
-    for group, batch in _batches(chosen, prepared, batch_size, proof):
-        outcome = run(chosen, proof, batch, len(group), wanted)
-        traces += [(i, trace_of_row(chosen, proof, outcome, row, prepared[i], wanted)) for row, i in enumerate(group)]
+    for group, batch in _batches(model, prepared, batch_size, proof):
+        outcome = run(model, proof, batch, len(group), wanted)
+        traces += [(i, trace_of_row(model, proof, outcome, row, prepared[i], wanted)) for row, i in enumerate(group)]
     ordered = [t for _, t in sorted(traces, key=lambda pair: pair[0])]
     if prepared[0].given is not None:
-        check_outputs(chosen, prepared, ordered, proof.tolerance)
+        check_outputs(model, prepared, ordered, proof.tolerance)
     return ordered[0] if single else ordered
 
 

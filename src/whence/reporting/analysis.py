@@ -33,8 +33,8 @@ class Analysis:
     def _once(self, key: tuple[Any, ...], measure: Callable[[], Measured]) -> Measured:
         if key not in self._results:
             self._results[key] = measure()
-        found: Measured = self._results[key]
-        return found
+        measured: Measured = self._results[key]
+        return measured
 
     def overview(self, attention: str | None = None) -> Overview:
         """The verdict on every head of a stack, with the certificates of the rows that are listed."""

@@ -100,18 +100,18 @@ def _begins_with_space(raw: str) -> bool:
     return raw[:1] in ("Ġ", "▁", " ", "Ċ")
 
 
-def stack_data(stack: Stack, seen: Overview) -> dict[str, Any]:
+def stack_data(stack: Stack, overview: Overview) -> dict[str, Any]:
     """One stack's grid, findings and listed rows."""
-    found = seen.identifiability
+    found = overview.identifiability
     labels = key_labels(stack)
     grid: dict[str, Tensor] = {
-        "certain": certain_share(seen.verdict),
+        "certain": certain_share(overview.verdict),
         "null_share": found.values.mean(-1),
-        "width": seen.width,
+        "width": overview.width,
         "r": found.extra["head_r"],
-        "special_mass": seen.special_mass,
-        "effective_special_mass": seen.effective_special_mass,
-        "free": seen.free,
+        "special_mass": overview.special_mass,
+        "effective_special_mass": overview.effective_special_mass,
+        "free": overview.free,
     }
     rows = found.extra["simplex_null_dimension"]
     return {
@@ -120,22 +120,22 @@ def stack_data(stack: Stack, seen: Overview) -> dict[str, Any]:
         "key_tokens": None if labels is stack.tokens else tokens_data(labels),
         "layers": list(found.layers),
         "heads": list(found.heads),
-        "head_size": seen.head_size,
+        "head_size": overview.head_size,
         "causal": bool(stack.layers[0].causal),
-        "grid": {name: [[plain(v) for v in row] for row in t.tolist()] for name, t in grid.items()},
+        "grid": {name: [[json_value(v) for v in row] for row in t.tolist()] for name, t in grid.items()},
         "rank": [
             [int(found.extra["rank"][i].min()), int(found.extra["rank"][i].max())] for i in range(len(found.layers))
         ],
         "free_rows": float((rows > 0).double().mean()),
-        "findings": seen.sentences(),
+        "findings": overview.sentences(),
         "verdict": {
-            "epsilon": seen.verdict.epsilon,
-            "names": seen.verdict.names(),
-            "sentences": [[seen.verdict.sentence(layer, head) for head in found.heads] for layer in found.layers],
-            "readable": len(seen.verdict.heads_that("read")) + len(seen.verdict.heads_that("unique")),
+            "epsilon": overview.verdict.epsilon,
+            "names": overview.verdict.names(),
+            "sentences": [[overview.verdict.sentence(layer, head) for head in found.heads] for layer in found.layers],
+            "readable": len(overview.verdict.heads_that("read")) + len(overview.verdict.heads_that("unique")),
         },
-        "worst": [listed(c) for c in seen.worst],
-        "best": [listed(c) for c in seen.best],
+        "worst": [listed(c) for c in overview.worst],
+        "best": [listed(c) for c in overview.best],
     }
 
 
@@ -155,7 +155,7 @@ def listed(certificate: TokenCertificate) -> dict[str, Any]:
         "weights": certificate.weights.tolist(),
         "lower": certificate.lower.tolist(),
         "upper": certificate.upper.tolist(),
-        "outside": plain(certificate.outside),
+        "outside": json_value(certificate.outside),
         "certain": certificate.pairs[certificate.certain].tolist(),
         "sentence": certificate.sentence(certificate.widest),
         "sentences": certificate.sentences(),
@@ -178,7 +178,7 @@ def counter_examples(
     return sorted((f for f in found if f is not None), key=lambda f: -f["total_variation"])
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """A number that JSON can hold: NaN and infinity become None, floats keep nine digits."""
     if isinstance(value, float):
         return float(f"{value:.9g}") if math.isfinite(value) else None

@@ -20,7 +20,7 @@ KEYS = 14
 
 
 def counter_example(
-    trace: Trace, found: RowWitness, *, stops: tuple[float, ...] = STOPS, seed: int = 0
+    trace: Trace, witness: RowWitness, *, stops: tuple[float, ...] = STOPS, seed: int = 0
 ) -> dict[str, Any] | None:
     """A row's witness and the model's output at `stops` from the row to it; None where the row is the only one.
 
@@ -28,47 +28,47 @@ def counter_example(
     same distance): a, the share of the way; output; change of the final states and of the logits, relative to the
     unchanged row put in by the same path.
     """
-    if not found.found:
+    if not witness.exists:
         return None
     plain = {
-        **_intervals(trace, found),
-        "layer": found.layer, "head": found.head, "query": found.query,
-        "row": _short(found.row), "alternative": _short(found.alternative),
-        "total_variation": found.total_variation, "residual": found.residual, "statement": found.statement,
+        **_intervals(trace, witness),
+        "layer": witness.layer, "head": witness.head, "query": witness.query,
+        "row": _short(witness.row), "alternative": _short(witness.alternative),
+        "total_variation": witness.total_variation, "residual": witness.residual, "statement": witness.statement,
     }  # fmt: skip
     if trace.model is None:
         return {**plain, "path": None, "reason": "the trace came without its model, so it was not put into it"}
-    other = _control(trace, found, seed)
-    baseline = _run(trace, found, found.row)
+    other = _control(trace, witness, seed)
+    baseline = _run(trace, witness, witness.row)
     return {
         **plain,
         "control_row": _short(other),
-        "path": [_stop(trace, found, a, found.alternative, baseline) for a in stops],
-        "control": [_stop(trace, found, a, other, baseline) for a in stops],
+        "path": [_stop(trace, witness, a, witness.alternative, baseline) for a in stops],
+        "control": [_stop(trace, witness, a, other, baseline) for a in stops],
     }
 
 
-def _intervals(trace: Trace, found: RowWitness) -> dict[str, Any]:
+def _intervals(trace: Trace, witness: RowWitness) -> dict[str, Any]:
     """The keys that either row gives most to, and the exact interval of the weight of each."""
-    layer = trace.of(found.attention)[found.layer]
-    row, values, visible = row_of(layer, layer.heads.index(found.head), found.query)
-    keys = torch.maximum(found.row, found.alternative).to(torch.float64).topk(min(KEYS, len(row))).indices
-    total = float(found.row.sum())
+    layer = trace.of(witness.attention)[witness.layer]
+    row, values, visible = row_of(layer, layer.heads.index(witness.head), witness.query)
+    keys = torch.maximum(witness.row, witness.alternative).to(torch.float64).topk(min(KEYS, len(row))).indices
+    total = float(witness.row.sum())
     for solved in row_intervals(row[None], values, keys[None], visible=None if visible is None else visible[None]):
         lower, upper = (solved.lower * total).tolist(), (solved.upper * total).tolist()
         return {"keys": keys.tolist(), "lower": lower, "upper": upper}
     return {"keys": keys.tolist(), "lower": None, "upper": None}
 
 
-def _control(trace: Trace, found: RowWitness, seed: int) -> Tensor:
-    layer = trace.of(found.attention)[found.layer]
-    visible = row_of(layer, layer.heads.index(found.head), found.query)[2]
-    total = found.row.sum()
-    return random_row_at(found.row / total, found.total_variation, seed=seed, visible=visible) * total
+def _control(trace: Trace, witness: RowWitness, seed: int) -> Tensor:
+    layer = trace.of(witness.attention)[witness.layer]
+    visible = row_of(layer, layer.heads.index(witness.head), witness.query)[2]
+    total = witness.row.sum()
+    return random_row_at(witness.row / total, witness.total_variation, seed=seed, visible=visible) * total
 
 
-def _stop(trace: Trace, found: RowWitness, a: float, end: Tensor, baseline: Substituted) -> dict[str, Any]:
-    result = baseline if a == 0 else _run(trace, found, found.row + a * (end - found.row))
+def _stop(trace: Trace, witness: RowWitness, a: float, end: Tensor, baseline: Substituted) -> dict[str, Any]:
+    result = baseline if a == 0 else _run(trace, witness, witness.row + a * (end - witness.row))
     return {
         "a": a,
         "output": describe_output(result.logits, result.final_states, trace.model, trace.inputs.get("input_ids")),
@@ -77,10 +77,10 @@ def _stop(trace: Trace, found: RowWitness, a: float, end: Tensor, baseline: Subs
     }
 
 
-def _run(trace: Trace, found: RowWitness, row: Tensor) -> Substituted:
-    keys = len(trace.of(found.attention).key_tokens)  # a sink takes what the keys leave
+def _run(trace: Trace, witness: RowWitness, row: Tensor) -> Substituted:
+    keys = len(trace.of(witness.attention).key_tokens)  # a sink takes what the keys leave
     row = row[:keys].to(torch.float64)
-    return substitute(trace, Replace(found.layer, row, found.head, found.query, found.attention))
+    return substitute(trace, Replace(witness.layer, row, witness.head, witness.query, witness.attention))
 
 
 def _short(row: Tensor) -> list[float]:

@@ -7,25 +7,25 @@ from typing import Any
 
 from whence.attention.decide import Decisions
 from whence.errors import InputError
-from whence.reporting.attention import plain
+from whence.reporting.attention import json_value
 
 
-def decisions_data(found: Iterable[Decisions]) -> list[dict[str, Any]]:
+def decisions_data(decisions: Iterable[Decisions]) -> list[dict[str, Any]]:
     """Each rule with its heads, its counts and a line for every query."""
-    return [_rule(one) for one in found]
+    return [_rule(one) for one in decisions]
 
 
-def _rule(found: Decisions) -> dict[str, Any]:
-    if not isinstance(found, Decisions):
-        raise InputError(f"decisions takes what whence.decide gives for a rule, not a {type(found).__name__}.")
-    numbers = zip(*(getattr(found, name).tolist() for name in ("value", "lower", "upper", "margin")), strict=True)
+def _rule(decisions: Decisions) -> dict[str, Any]:
+    if not isinstance(decisions, Decisions):
+        raise InputError(f"decisions takes what whence.decide gives for a rule, not a {type(decisions).__name__}.")
+    numbers = zip(*(getattr(decisions, name).tolist() for name in ("value", "lower", "upper", "margin")), strict=True)
     return {
-        "rule": found.rule,
-        "stack": found.attention,
-        "heads": [list(pair) for pair in found.heads],
-        "combine": found.combine,
-        "summary": found.summary(),
-        "checked": found.check(),
+        "rule": decisions.rule,
+        "stack": decisions.attention,
+        "heads": [list(pair) for pair in decisions.heads],
+        "combine": decisions.combine,
+        "summary": decisions.summary(),
+        "checked": decisions.check(),
         "lines": [
             {
                 "query": query,
@@ -33,10 +33,16 @@ def _rule(found: Decisions) -> dict[str, Any]:
                 "answer": answer,
                 "verdict": verdict,
                 "sentence": sentence,
-                **dict(zip(("value", "lower", "upper", "margin"), map(plain, line), strict=True)),
+                **dict(zip(("value", "lower", "upper", "margin"), map(json_value, line), strict=True)),
             }
             for query, name, answer, verdict, sentence, line in zip(
-                found.queries, found.query_names, found.answers, found.verdicts, found.sentences(), numbers, strict=True
+                decisions.queries,
+                decisions.query_names,
+                decisions.answers,
+                decisions.verdicts,
+                decisions.sentences(),
+                numbers,
+                strict=True,
             )
         ],
     }

@@ -1,4 +1,4 @@
-"""Everything the page shows of one trace: a manifest of plain data, and blocks of matrices that it loads when looked at."""
+"""Everything the page shows of one trace: a manifest of json_value data, and blocks of matrices that it loads when looked at."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from whence.errors import InputError
 from whence.mixing.mixture import Mixture
 from whence.reading.trace import Stack, Trace
 from whence.reporting.analysis import Analysis
-from whence.reporting.attention import QUANTITIES, counter_examples, plain, stack_data
+from whence.reporting.attention import QUANTITIES, counter_examples, json_value, stack_data
 from whence.reporting.decisions import decisions_data
 from whence.reporting.exact import WEIGHTS, ExactIntervals, HeadIntervals
 from whence.reporting.heads import Alternatives, Detail, alternatives_of, detail_of, head_blocks, heaviest_keys
 from whence.reporting.mixing import mixtures, naive_identifiability
 from whence.reporting.prediction import prediction_data
-from whence.reporting.progress import Step, silent
+from whence.results.progress import Step, silent
 from whence.results.provenance import library_versions
 
 FORMAT = 1
@@ -162,18 +162,18 @@ class _Part:
         The quick one, the farthest met while solving, the row put into the model.
         """
         quick = self.alternatives.get(layer)
-        found = {} if quick is None else quick.by_head()
+        maps = {} if quick is None else quick.by_head()
         for head, intervals in (exact or {}).items():
             if intervals.moved:
-                before = found[head][1] if head in found else torch.zeros_like(intervals.solved)
-                found[head] = (intervals.other, before | intervals.solved)
+                before = maps[head][1] if head in maps else torch.zeros_like(intervals.solved)
+                maps[head] = (intervals.other, before | intervals.solved)
         for witness in self.witnesses:
-            if witness["layer"] == layer and witness["head"] in found:
-                changed, searched = (t.clone() for t in found[witness["head"]])
+            if witness["layer"] == layer and witness["head"] in maps:
+                changed, searched = (t.clone() for t in maps[witness["head"]])
                 changed[witness["query"]] = torch.tensor(witness["alternative"], dtype=torch.float64)
                 searched[witness["query"]] = True
-                found[witness["head"]] = (changed, searched)
-        return found
+                maps[witness["head"]] = (changed, searched)
+        return maps
 
 
 def _begin(exact: ExactIntervals, part: _Part) -> None:
@@ -196,13 +196,13 @@ def _alternatives(part: _Part, budget: float | None) -> dict[int, Alternatives]:
     """Other attention by layer: of every head of a short text, of the listed heads of a long one."""
     everywhere = len(part.stack.tokens) <= part.detail.alternatives and part.detail.heads == "all"
     seconds = 0.25 if budget is None else max(0.001, min(0.25, 0.05 * budget))
-    found: dict[int, Alternatives] = {}
+    alternatives: dict[int, Alternatives] = {}
     for i, layer in enumerate(part.stack):
         wanted = [h for h in layer.heads if everywhere or (layer.index, h) in part.named]
         if wanted and int(part.look.free[i].max()) > 0:
             some = layer if len(wanted) == len(layer.heads) else layer.select(wanted)
-            found[layer.index] = alternatives_of(some, budget=seconds)
-    return found
+            alternatives[layer.index] = alternatives_of(some, budget=seconds)
+    return alternatives
 
 
 def _farthest(stack: Stack, others: Mapping[int, Alternatives]) -> list[tuple[int, int, int]]:
@@ -220,7 +220,7 @@ def _farthest(stack: Stack, others: Mapping[int, Alternatives]) -> list[tuple[in
 def _head_blocks(part: _Part, *, listed: bool, exact: ExactIntervals | None = None) -> dict[str, bytes]:
     """The blocks of the listed heads, or of the others that this level of detail has, by `head/STACK/LAYER/HEAD`."""
     name, named = part.stack.name, part.named
-    found: dict[str, bytes] = {}
+    blocks: dict[str, bytes] = {}
     for layer in part.stack:
         mine = [
             h for h in layer.heads if ((layer.index, h) in named) == listed and (listed or part.detail.heads == "all")
@@ -230,20 +230,24 @@ def _head_blocks(part: _Part, *, listed: bool, exact: ExactIntervals | None = No
         some = layer if len(mine) == len(layer.heads) else layer.select(mine)
         intervals = {h: exact.heads[name, layer.index, h] for h in mine} if exact is not None else {}
         for head, block in head_blocks(some, part.detail, part.maps(layer.index, intervals), intervals).items():
-            found[f"head/{name}/{layer.index}/{head}"] = block
-    return found
+            blocks[f"head/{name}/{layer.index}/{head}"] = block
+    return blocks
 
 
-def trained_data(found: Any) -> dict[str, Any] | None:
+def trained_data(trained: Any) -> dict[str, Any] | None:
     """The curves of a token-identifiability result: a line per map and distance, whole states, the token itself."""
-    if found is None:
+    if trained is None:
         return None
     curves = []
-    for name in found.maps:
-        for distance in found.distances:
-            low, high = found.interval(name, distance)
-            parts = {"rate": found.rate(name, distance), "low": low, "high": high}
+    for name in trained.maps:
+        for distance in trained.distances:
+            low, high = trained.interval(name, distance)
+            parts = {"rate": trained.rate(name, distance), "low": low, "high": high}
             curves.append(
-                {"map": name, "distance": distance, **{k: [plain(v) for v in t.tolist()] for k, t in parts.items()}}
+                {
+                    "map": name,
+                    "distance": distance,
+                    **{k: [json_value(v) for v in t.tolist()] for k, t in parts.items()},
+                }
             )
-    return {"layers": list(found.layers), "chance": found.chance, "curves": curves}
+    return {"layers": list(trained.layers), "chance": trained.chance, "curves": curves}

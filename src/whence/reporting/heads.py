@@ -46,11 +46,11 @@ def detail_of(name: str, tokens: int) -> Detail:
     }[name]
 
 
-def heaviest_keys(raw: Tensor, seen: Tensor, count: int | None) -> Tensor:
+def heaviest_keys(raw: Tensor, visible: Tensor, count: int | None) -> Tensor:
     """[query, place]: the keys that a row is drawn with, heaviest first; −1 where it sees fewer than `count`."""
     count = raw.shape[-1] if count is None else min(count, raw.shape[-1])
-    keys = raw.masked_fill(~seen, -1.0).sort(dim=-1, descending=True, stable=True).indices[..., :count]
-    return keys.masked_fill(~seen.gather(-1, keys), -1)
+    keys = raw.masked_fill(~visible, -1.0).sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    return keys.masked_fill(~visible.gather(-1, keys), -1)
 
 
 def head_blocks(
@@ -95,11 +95,11 @@ def _head_block(
     alternative: tuple[Tensor, Tensor] | None,
     lower: Tensor,
     upper: Tensor,
-    seen: Tensor,
+    visible: Tensor,
     detail: Detail,
     intervals: HeadIntervals | None,
 ) -> bytes:
-    keys = heaviest_keys(raw, seen, detail.rows)
+    keys = heaviest_keys(raw, visible, detail.rows)
     shown = keys >= 0
     exact = torch.zeros(raw.shape, dtype=torch.bool)
     if intervals is not None:
@@ -132,13 +132,13 @@ def _head_block(
     return pack(arrays, about)
 
 
-def _with_exact(lower: Tensor, upper: Tensor, exact: Tensor, found: HeadIntervals) -> tuple[Tensor, Tensor, Tensor]:
+def _with_exact(lower: Tensor, upper: Tensor, exact: Tensor, intervals: HeadIntervals) -> tuple[Tensor, Tensor, Tensor]:
     """[query, key] bounds with the exact ones in their places."""
-    there = found.solved[:, None] & (found.keys >= 0)
+    there = intervals.solved[:, None] & (intervals.keys >= 0)
     rows, places = there.nonzero(as_tuple=True)
-    keys = found.keys[rows, places]
+    keys = intervals.keys[rows, places]
     lower, upper, exact = lower.clone(), upper.clone(), exact.clone()
-    lower[rows, keys], upper[rows, keys] = found.lower[rows, places], found.upper[rows, places]
+    lower[rows, keys], upper[rows, keys] = intervals.lower[rows, places], intervals.upper[rows, places]
     exact[rows, keys] = True
     return lower, upper, exact
 

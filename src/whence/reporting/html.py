@@ -58,8 +58,8 @@ def _wrapped(name: str) -> str:
     text = source(f"{name}.js")
     exports = _EXPORT.findall(text)
 
-    def bind(found: re.Match[str]) -> str:
-        return f"const {{{found[1]}}} = {_variable(_resolved(name, found[2]))};\n"
+    def bind(match: re.Match[str]) -> str:
+        return f"const {{{match[1]}}} = {_variable(_resolved(name, match[2]))};\n"
 
     body = _IMPORT.sub(bind, text)
     body = re.sub(r"^export ", "", body, flags=re.MULTILINE)

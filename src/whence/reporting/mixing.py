@@ -14,38 +14,38 @@ from whence.mixing.contributions import EMBEDDINGS, Contributions
 from whence.mixing.mixture import Mixture
 from whence.reading.trace import Trace
 from whence.reporting.analysis import Analysis
-from whence.reporting.attention import plain, tokens_data
+from whence.reporting.attention import json_value, tokens_data
 from whence.reporting.quantise import pack, quantise
 
 
-def mixture_data(found: Mixture) -> tuple[dict[str, Any], dict[str, bytes]]:
+def mixture_data(mixture: Mixture) -> tuple[dict[str, Any], dict[str, bytes]]:
     """One method's manifest entry and its blocks, one per layer.
 
     kind "layer": each block is that layer's own matrix, which the page rolls out itself; "embeddings": the matrix
     from the embeddings to that layer's output.
     """
-    name = found.provenance.method
+    name = mixture.provenance.method
     entry_of = method_table.method(name)
-    rolled = found.rollout() if isinstance(found, Contributions) else found
-    from_layer = isinstance(found, Contributions) and found.origin != EMBEDDINGS and found.source_length == 0
-    values = found.values if from_layer else rolled.values
+    rolled = mixture.rollout() if isinstance(mixture, Contributions) else mixture
+    from_layer = isinstance(mixture, Contributions) and mixture.origin != EMBEDDINGS and mixture.source_length == 0
+    values = mixture.values if from_layer else rolled.values
     own = rolled.own_share()
     entry = {
         "name": name,
         "title": entry_of.title,
         "paper": entry_of.paper,
         "origin": "layer" if from_layer else EMBEDDINGS,
-        "layers": list(found.layers),
-        "tokens": tokens_data(found.tokens),
-        "input_tokens": None if found.key_tokens is None else tokens_data(found.key_tokens),
+        "layers": list(mixture.layers),
+        "tokens": tokens_data(mixture.tokens),
+        "input_tokens": None if mixture.key_tokens is None else tokens_data(mixture.key_tokens),
         "settings": {
-            k: v for k, v in found.provenance.settings.items() if isinstance(v, (str, int, float, bool, type(None)))
+            k: v for k, v in mixture.provenance.settings.items() if isinstance(v, (str, int, float, bool, type(None)))
         },
-        "own": {c: [plain(v) for v in own[c].tolist()] for c in ("median", "q25", "q75", "mean", "not_largest")},
+        "own": {c: [json_value(v) for v in own[c].tolist()] for c in ("median", "q25", "q75", "mean", "not_largest")},
         "own_by_token": [[round(v, 5) for v in row] for row in _own(rolled.values).tolist()],
     }
     blocks = {
-        f"mix/{name}/{layer}": pack({"values": quantise(values[i], bits=16)}) for i, layer in enumerate(found.layers)
+        f"mix/{name}/{layer}": pack({"values": quantise(values[i], bits=16)}) for i, layer in enumerate(mixture.layers)
     }
     return entry, blocks
 
@@ -94,7 +94,7 @@ def naive_identifiability(trace: Trace) -> dict[str, Any] | None:
     rate = hit.to(torch.float64).mean(-1)
     return {
         "layers": list(range(len(rate))),
-        "rate": [plain(v) for v in rate.tolist()],
+        "rate": [json_value(v) for v in rate.tolist()],
         "chance": 1 / states.shape[1],
         "hits": [[int(v) for v in row] for row in hit.tolist()],
     }

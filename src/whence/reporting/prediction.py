@@ -10,7 +10,7 @@ from whence.errors import InputError, WhenceError
 from whence.model.load import Model
 from whence.reading.trace import Trace
 from whence.reporting.analysis import Analysis
-from whence.reporting.attention import plain, tokens_data
+from whence.reporting.attention import json_value, tokens_data
 from whence.reporting.mixing import title_of
 from whence.reporting.outputs import describe_output
 
@@ -60,6 +60,6 @@ def attribution_of(model: Model, trace: Trace, method: str, analysis: Analysis |
         "title": entry.title,
         "paper": entry.paper,
         "tokens": tokens_data(found.key_tokens or found.tokens),
-        "values": [plain(float(v)) for v in found.values.tolist()],
+        "values": [json_value(float(v)) for v in found.values.tolist()],
         "signed": entry.signed,
     }

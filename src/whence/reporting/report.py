@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from whence.reading.trace import Trace
     from whence.reporting.analysis import Analysis
     from whence.reporting.document import Document
+    from whence.results.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def report(
     decisions: Iterable[Decisions] = (),
     token_identifiability: Any = None,
     analysis: Analysis | None = None,
-    progress: bool | None = None,
+    progress: Progress = None,
 ) -> Report:
     """The page of one trace: which heads may be read, where hidden tokens come from, what the output came from.
 
@@ -90,7 +91,7 @@ def report(
         decisions: results of `whence.decide`, for a view of their own.
         token_identifiability: a result of that measure, to draw its curves.
         analysis: what was computed of this trace before (`whence.reporting.analysis.Analysis`).
-        progress: show what is being done; None: on a terminal and in a notebook.
+        progress: see `whence.results.progress`.
 
     >>> import whence
     >>> whence.report(whence.trace(whence.load(), "The bank raised its rates.")).findings[1][:23]
@@ -99,7 +100,7 @@ def report(
     from whence.reading.trace import Trace
     from whence.reporting.analysis import Analysis
     from whence.reporting.document import build
-    from whence.reporting.progress import shown
+    from whence.results.progress import shown
 
     if not isinstance(trace, Trace):
         raise InputError(f"report takes what whence.trace gives for one text, not a {type(trace).__name__}.")

@@ -104,13 +104,13 @@ class Tokens(Sequence[str]):
                 groups.append([i])
         return groups
 
-    def name(self, place: int) -> str:
+    def name(self, index: int) -> str:
         """A token within a sentence: in quotation marks unless it is special, a piece of a word with the word."""
-        if self.special[place]:
-            return self.text[place]
-        group = next(g for g in self.groups() if place in g)
+        if self.special[index]:
+            return self.text[index]
+        group = next(g for g in self.groups() if index in g)
         whole = "".join(self.text[i] for i in group).strip()
-        return f"‘{self.text[place]}’" + (f" (in ‘{whole}’)" if len(group) > 1 else "")
+        return f"‘{self.text[index]}’" + (f" (in ‘{whole}’)" if len(group) > 1 else "")
 
     def by_word(self) -> Tokens:
         """The words themselves, as tokens."""

@@ -26,13 +26,13 @@ class HasWeights(Protocol):
 @lru_cache(maxsize=1)
 def library_versions() -> dict[str, str]:
     """The versions of what the numbers depend on."""
-    found = {}
+    versions = {}
     for name in ("whence", "torch", "transformers"):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "unknown"
-    return found
+            versions[name] = "unknown"
+    return versions
 
 
 @dataclass(frozen=True)

@@ -64,16 +64,16 @@ def _write(folder: Path, identity: RunIdentity, files: dict[str, str] | None) ->
     write_atomically(folder / NAME, json.dumps({**identity.to_dict(), "files": files}, indent=2).encode())
 
 
-def _read(place: Path) -> tuple[RunIdentity, dict[str, str] | None]:
+def _read(path: Path) -> tuple[RunIdentity, dict[str, str] | None]:
     try:
-        data: Any = parse_json(place.read_bytes())
+        data: Any = parse_json(path.read_bytes())
         identity = RunIdentity.from_dict(data)
         files = data.get("files")
         if files is not None and not (isinstance(files, dict) and all(isinstance(v, str) for v in files.values())):
             raise ValueError("its list of files is no list of hashes")
     except (OSError, ValueError) as problem:
         raise InputError(
-            f"{str(place)!r} is damaged ({problem}), so nobody knows whose run is in {str(place.parent)!r}: give "
+            f"{str(path)!r} is damaged ({problem}), so nobody knows whose run is in {str(path.parent)!r}: give "
             "another folder, or remove this one to run again."
         ) from problem
     return identity, files

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whence.errors import WhenceError
+from whence.results.progress import Step
 from whence.serving.limits import Limits
 
 log = logging.getLogger("whence.serving")
 
 FINISHED = ("done", "failed", "cancelled")
 
-Step = Callable[[str, float], None]
 Work = Callable[[Step], Any]
 
 
@@ -121,8 +121,8 @@ class Jobs:
             return
         begin = time.monotonic()
 
-        def step(what: str, share: float) -> None:
-            job.message, job.progress = what, min(max(share, 0.0), 1.0)
+        def step(what: str, done: float, total: float = 1.0, /) -> None:
+            job.message, job.progress = what, min(max(done / total, 0.0), 1.0)
             if job.cancelled.is_set():
                 raise _Stopped("Cancelled")
             if time.monotonic() - begin > self.limits.seconds:

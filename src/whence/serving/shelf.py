@@ -58,10 +58,10 @@ class Shelf:
         return name in self._loaded
 
 
-def public_name(place: str) -> str:
+def public_name(source: str) -> str:
     """A folder is known by its own name only, so that no path is shown."""
-    folder = Path(place).expanduser()
-    return folder.resolve().name if folder.is_dir() else place
+    folder = Path(source).expanduser()
+    return folder.resolve().name if folder.is_dir() else source
 
 
 def content_key(*parts: Any) -> str:

@@ -1,19 +1,18 @@
-"""What the jobs do: each takes the shelf, a trace, the request and a step to report, and gives plain data."""
+"""What the jobs do: each takes the shelf, a trace, the request and a step to report, and gives json_value data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from whence import method_table
 from whence.errors import InputError
+from whence.results.progress import Step
 from whence.serving.limits import Limits
 from whence.serving.shelf import Entry, Shelf, Traces
 
 if TYPE_CHECKING:
     from whence.serving.schemas import CertifyRequest, MethodRequest, RowRequest, StackRequest, TraceRequest
 
-Step = Callable[[str, float], None]
 
 BUDGET = 1.0
 
@@ -39,7 +38,7 @@ def make_trace(
             budget=BUDGET,
             analysis=Analysis(found, epsilon=request.epsilon),
             with_heads=False,
-            step=lambda what, share: step(what, 0.15 + 0.85 * share),
+            step=lambda what, done, total=1.0, /: step(what, 0.15 + 0.85 * done / total),
         )
     traces.put(key, Entry(request.model, found, dict(document.manifest), dict(document.blocks)))
     return {"trace": key}
@@ -63,13 +62,13 @@ def head_block(entry: Entry, stack: str, layer: int, head: int) -> bytes:
 def identifiability(_: Shelf, entry: Entry, request: StackRequest, step: Step) -> dict[str, Any]:
     """The grid of a stack and every row's null share and dimension."""
     from whence.attention.identifiability import identifiability as measure
-    from whence.reporting.attention import plain
+    from whence.reporting.attention import json_value
 
     step("Null spaces", 0.1)
     found = measure(entry.trace, attention=request.attention)
 
     def nested(values: Any) -> Any:
-        return [nested(v) for v in values] if isinstance(values, list) else plain(values)
+        return [nested(v) for v in values] if isinstance(values, list) else json_value(values)
 
     return {
         "layers": list(found.layers),
@@ -119,15 +118,15 @@ def contributions(shelf: Shelf, entry: Entry, request: MethodRequest, step: Step
     method = offered(request.method, by_layer())
     step(method.title, 0.0)
 
-    def steps(done: int, of: int) -> None:
+    def steps(_what: str, done: float, of: float) -> None:
         step(method.title, 0.1 + 0.9 * done / of)
 
     with shelf.borrowed(entry.model):
         step(method.title, 0.1)
         options = {"progress": steps} if "progress" in method.options else {}
-        made, blocks = mixture_data(measure(entry.trace, method.name, **options))
+        document, blocks = mixture_data(measure(entry.trace, method.name, **options))
     entry.blocks.update(blocks)
-    return made
+    return document
 
 
 def attribution(shelf: Shelf, entry: Entry, request: MethodRequest, step: Step) -> dict[str, Any]:

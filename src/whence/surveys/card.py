@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def facts(survey: Survey) -> dict[str, Any]:
     """Plain numbers: the run, how many texts failed, certainty by length, verdicts on heads, and the means by layer."""
     settings, texts = survey.settings, survey.texts
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "model": settings["model"],
         "corpus": settings["corpus"],
         "texts": len(texts),
@@ -27,17 +27,17 @@ def facts(survey: Survey) -> dict[str, Any]:
         "texts_hash": survey.identity.hashes.get("texts"),
         "settings": settings,
     }
-    if not found["measured"]:
-        return found
+    if not facts["measured"]:
+        return facts
     if "certain" in survey.heads.columns:
-        found["unique_up_to"] = unique_up_to(survey)
-        found["certain_by_length"] = survey.certain("group").to_dict("records")
+        facts["unique_up_to"] = unique_up_to(survey)
+        facts["certain_by_length"] = survey.certain("group").to_dict("records")
         verdicts = survey.verdict()["verdict"].value_counts()
-        found["heads"] = {name: int(verdicts.get(name, 0)) for name in VERDICTS}
+        facts["heads"] = {name: int(verdicts.get(name, 0)) for name in VERDICTS}
     if "alti_own" in survey.layers.columns:
-        found["own_share"] = survey.mean("alti_own", "layer").to_dict("records")
-        found["not_largest"] = survey.share_of_tokens("alti_beaten").to_dict("records")
-    return found
+        facts["own_share"] = survey.mean("alti_own", "layer").to_dict("records")
+        facts["not_largest"] = survey.share_of_tokens("alti_beaten").to_dict("records")
+    return facts
 
 
 def unique_up_to(survey: Survey) -> int | None:

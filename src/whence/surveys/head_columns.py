@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -11,12 +10,12 @@ from whence.attention.heads import head_of, key_labels
 from whence.attention.identifiability import Identifiability, identifiability
 from whence.core.attention.bounds import weight_bounds
 from whence.core.attention.verdict import RowVerdict, by_bounds, solved_rows
+from whence.core.numerics.arrays import AnyArray
 from whence.mixing.local_vs_global import local_vs_global
 from whence.reading.trace import Layer, Stack, Trace
 from whence.surveys.settings import SurveySettings
 
-Array = npt.NDArray[np.generic]
-Columns = dict[str, Array]
+Columns = dict[str, AnyArray]
 KINDS = ("start", "end", "punctuation", "rest")
 """What attention goes to: a special first token ([CLS], BOS), other special tokens ([SEP], a sink), punctuation, words."""
 
@@ -41,20 +40,20 @@ def head_columns(trace: Trace, settings: SurveySettings, seed: int) -> Columns:
     return columns
 
 
-def attention_columns(stack: Stack, found: Identifiability) -> Columns:
+def attention_columns(stack: Stack, identifiability: Identifiability) -> Columns:
     """Rank, null dimension, null share, r, raw and effective mass by type, entropy and the heaviest weight: row means.
 
     rank and null_dimension (simplex) are the largest of a head's rows: those of the whole text under a causal mask.
     """
-    kinds = _kind_of_type(found, stack)
+    kinds = _kind_of_type(identifiability, stack)
     columns: dict[str, Tensor] = {
-        "rank": found.extra["rank"].amax(-1).to(torch.int32),
-        "null_dimension": found.extra["simplex_null_dimension"].amax(-1).to(torch.int32),
-        "null_share": found.extra["null_share"].mean(-1),
-        "r": found.extra["head_r"],
+        "rank": identifiability.extra["rank"].amax(-1).to(torch.int32),
+        "null_dimension": identifiability.extra["simplex_null_dimension"].amax(-1).to(torch.int32),
+        "null_share": identifiability.extra["null_share"].mean(-1),
+        "r": identifiability.extra["head_r"],
     }
     for side in ("raw", "effective"):
-        by_type = found.extra[f"{side}_by_type"].to(torch.float64)
+        by_type = identifiability.extra[f"{side}_by_type"].to(torch.float64)
         for kind in KINDS:
             at = [i for i, name in enumerate(kinds) if name == kind]
             columns[f"{side}_{kind}"] = by_type[..., at].sum(-1)
@@ -64,21 +63,21 @@ def attention_columns(stack: Stack, found: Identifiability) -> Columns:
     return {name: values.flatten().numpy() for name, values in columns.items()}
 
 
-def _kind_of_type(found: Identifiability, stack: Stack) -> list[str]:
+def _kind_of_type(identifiability: Identifiability, stack: Stack) -> list[str]:
     labels = key_labels(stack)
     first = labels.kinds()[0] if labels.special[0] else None
     named = ("punctuation", "rest")
-    return [t if t in named else "start" if t == first else "end" for t in found.token_types]
+    return [t if t in named else "start" if t == first else "end" for t in identifiability.token_types]
 
 
-def certainty_columns(stack: Stack, found: Identifiability, epsilon: float, limit: int, seed: int) -> Columns:
+def certainty_columns(stack: Stack, identifiability: Identifiability, epsilon: float, limit: int, seed: int) -> Columns:
     """How many rows are unique; of a sample of the others, how many are certain, flat and open, and the mean width.
 
     The sample is `limit` of the text's rows that are not unique (0: all), whatever their layer and head, drawn by the
     text's own seed: the same text gives the same rows anywhere. width: of the heaviest weight of each sampled row, the
     closed-form bound where that already decides the row, else exact.
     """
-    free = found.extra["simplex_null_dimension"]
+    free = identifiability.extra["simplex_null_dimension"]
     unique = free == 0
     names = ("unique", "certain", "flat", "open", "sampled", "rows")
     counts = {name: torch.zeros(free.shape[:2], dtype=torch.int32) for name in names}
@@ -97,9 +96,9 @@ def certainty_columns(stack: Stack, found: Identifiability, epsilon: float, limi
     return {**{name: t.flatten().numpy() for name, t in counts.items()}, "width": width.flatten().numpy()}
 
 
-def _verdicts(layer: Layer, place: int, rows: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def _verdicts(layer: Layer, index: int, rows: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """The verdict on each of the `rows` of one head, and the width of its heaviest weight."""
-    weights, values, visible = head_of(layer, place)
+    weights, values, visible = head_of(layer, index)
     chosen = weights[rows]
     seen = torch.ones(chosen.shape, dtype=torch.bool) if visible is None else visible.expand(weights.shape)[rows]
     bounds = weight_bounds(chosen, values, visible=None if visible is None else seen)

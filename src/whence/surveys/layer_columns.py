@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -11,11 +9,11 @@ from whence.mixing.contributions import Contributions
 from whence.mixing.hidden_token_attribution import hidden_token_attribution
 from whence.mixing.summaries import DISTANCES
 from whence.reading.trace import Stack, Trace
+from whence.surveys.head_columns import Columns
 from whence.surveys.settings import SurveySettings
 from whence.tokens.nearest import DISTANCES as METRICS
 from whence.tokens.nearest import equal_in_sequence, scores
 
-Columns = dict[str, npt.NDArray[np.generic]]
 OFFSETS = tuple(sign * k for k in (1, 2, 3, 4, 5, 10, 20) for sign in (-1, 1))
 """Signed offsets (input − hidden) that are kept."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from whence.errors import InputError
 from whence.model.load import as_model
+from whence.results.progress import Progress, shown
 from whence.results.run_folder import run_folder
 from whence.results.run_identity import RunIdentity, hash_texts
 from whence.surveys.corpus import SurveyCorpus, corpus_of
@@ -38,7 +39,7 @@ def survey(
     attention: str | None = None,
     shard_size: int = SHARD_SIZE,
     workers: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = False,
 ) -> Survey:
     """Run the measures over a corpus and keep every row in the folder `out`; run again after a kill, it goes on.
 
@@ -48,7 +49,7 @@ def survey(
     some out. epsilon, rows, probes, truncate, attention, shard_size: see `whence.surveys.settings.SurveySettings`.
 
     workers: 1, in this process; more, so many processes with one thread each. The files' bytes do not depend on it.
-    progress: told how many texts are done, and of how many.
+    progress: see `whence.results.progress`; it counts texts.
 
     >>> import tempfile, whence
     >>> found = whence.survey("minilm", ["The bank raised its rates.", "It rained."], tempfile.mkdtemp())
@@ -81,8 +82,7 @@ def survey(
     def tell(shard: Shard) -> None:
         nonlocal done
         done += len(shard.sequences)
-        if progress is not None:
-            progress(done, total)
+        step("texts", done, total)
 
     def missing() -> Iterator[Shard]:
         for shard in shards_of(corpus, settings.shard_size, identity.digest):
@@ -91,8 +91,9 @@ def survey(
             else:
                 yield shard
 
-    for shard in run_shards(missing(), task, folder.path):
-        tell(shard)
+    with shown(progress) as step:
+        for shard in run_shards(missing(), task, folder.path):
+            tell(shard)
     if done != total:
         raise InputError(f"the texts changed while they were read: {total} at first, {done} later. Run again.")
     numbers = range(-(-total // settings.shard_size))

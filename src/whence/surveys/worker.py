@@ -90,15 +90,15 @@ class Worker:
         self,
         shard: Shard,
         prepared: dict[int, Prepared],
-        cut: set[int],
+        shortened: set[int],
         reasons: dict[int, str],
-        found: dict[int, tuple[dict[str, Any], dict[str, Any]]],
+        by_text: dict[int, tuple[dict[str, Any], dict[str, Any]]],
     ) -> dict[str, dict[str, Any]]:
         """The three tables, texts in their order. A column that a shard has no line for is there all the same."""
         layers, heads = self.shape["layers"], self.shape["heads"]
         n = len(shard.sequences)
         lengths = [prepared[i].length if i in prepared else 0 for i in range(n)]
-        order = sorted(found)
+        order = sorted(by_text)
         tables: dict[str, dict[str, Any]] = {}
         for place, (name, lines) in enumerate((("heads", layers * heads), ("layers", layers))):
             rows: dict[str, Any] = {
@@ -111,14 +111,14 @@ class Worker:
             else:
                 rows["layer"] = np.tile(np.arange(layers, dtype=np.int16), len(order))
             for column, dtype in self.shape["columns"][place].items():
-                parts = [found[i][place][column] for i in order]
+                parts = [by_text[i][place][column] for i in order]
                 rows[column] = np.concatenate(parts) if parts else np.zeros(0, dtype=dtype)
             tables[name] = rows
         tables["texts"] = {
             "text": np.arange(shard.first, shard.first + n, dtype=np.int64),
             "content": [content_of(sequence) for sequence in shard.sequences],
             "length": np.array(lengths, dtype=np.int32),
-            "truncated": np.array([i in cut for i in range(n)]),
+            "truncated": np.array([i in shortened for i in range(n)]),
             "reason": [reasons.get(i) for i in range(n)],
         }
         return tables
@@ -168,14 +168,14 @@ def _prepared(model: Model, sequence: Sequence, truncate: bool) -> tuple[Prepare
 
 def _batches(lengths: dict[int, int]) -> list[list[int]]:
     """Which texts go through the model together: of about one length, fixed by the shard."""
-    made: list[list[int]] = []
+    batches: list[list[int]] = []
     for i in sorted(lengths, key=lambda i: (lengths[i], i)):
         n = lengths[i]
-        if made and len(made[-1]) < BATCH and (len(made[-1]) + 1) * n * n <= PAIRS:
-            made[-1].append(i)
+        if batches and len(batches[-1]) < BATCH and (len(batches[-1]) + 1) * n * n <= PAIRS:
+            batches[-1].append(i)
         else:
-            made.append([i])
-    return made
+            batches.append([i])
+    return batches
 
 
 def loaded_here(task: Task) -> Model:

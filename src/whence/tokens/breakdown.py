@@ -78,7 +78,7 @@ def breakdown(result: TokenIdentifiability, by: str) -> pd.DataFrame:
     import pandas as pd
 
     groups = groups_of(result, by)
-    whole = result._place("part", "whole")
+    whole = result._index_of("part", "whole")
     hits = result.extra["hits"][:, whole]  # [target, map, distance, layer, token]
     sentence = result.extra["sentence"]
     lines = []

@@ -88,7 +88,7 @@ class Data:
         """The embeddings that the maps are to give, for these rows of the corpus."""
         return self.store[0][rows] if self.vocabulary is None else self.vocabulary.table[self.ids[rows]]
 
-    def nearest(self, found: Tensor, distance: str, part: str = "whole") -> Tensor:
+    def nearest(self, states: Tensor, distance: str, part: str = "whole") -> Tensor:
         """For every test token, its nearest candidate; `part` is what of the candidates is compared."""
         candidates = self.embeddings if self.vocabulary is None else self.vocabulary.table
         if part == "norm":
@@ -96,16 +96,16 @@ class Data:
         elif part == "direction":
             candidates = part_of(candidates, part)
         if self.vocabulary is None:
-            return nearest.nearest_in_sequence(found, candidates, self.test_lengths, distance)
-        return nearest.nearest_in_vocabulary(found, candidates, distance)
+            return nearest.nearest_in_sequence(states, candidates, self.test_lengths, distance)
+        return nearest.nearest_in_vocabulary(states, candidates, distance)
 
-    def hits(self, chosen: Tensor, target: int, label: Tensor | None = None) -> Tensor:
+    def hits(self, nearest: Tensor, target: int, label: Tensor | None = None) -> Tensor:
         """HIT, MISS or NOT_COUNTED of every test token, [N]."""
         rows, right = self.pairs("test", target, label)
         at = self.place[rows]
         answer = self.place[right] if self.vocabulary is None else self.ids[right]
-        out = torch.full((len(chosen),), NOT_COUNTED, dtype=torch.uint8)
-        out[at] = torch.where(self.equal[chosen[at]] == self.equal[answer], HIT, MISS).to(torch.uint8)
+        out = torch.full((len(nearest),), NOT_COUNTED, dtype=torch.uint8)
+        out[at] = torch.where(self.equal[nearest[at]] == self.equal[answer], HIT, MISS).to(torch.uint8)
         return out
 
     def blind(self) -> tuple[Tensor, Tensor]:

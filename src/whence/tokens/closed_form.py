@@ -64,34 +64,34 @@ def moments(states: Tensor, embeddings: Tensor) -> Moments:
     return Moments(mean, spread, covariance, target_mean, spread_y**0.5, cross / spread[:, None])
 
 
-def ridge(found: Moments, penalties: tuple[float, ...]) -> list[Affine]:
+def ridge(moments: Moments, penalties: tuple[float, ...]) -> list[Affine]:
     """The ridge map for each λ (relative to the unit variance of the standardised states).
 
     >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
     >>> (ridge(moments(x, x @ torch.ones(3, 2)), (1e-9,))[0](x) - x @ torch.ones(3, 2)).abs().max() < 1e-4
     tensor(True)
     """
-    values, vectors = found.eigen
-    turned = vectors.T @ found.cross
+    values, vectors = moments.eigen
+    turned = vectors.T @ moments.cross
     return [
-        Affine.of(found.mean, found.spread, vectors @ (turned / (values + p)[:, None]), found.target_mean)
+        Affine.of(moments.mean, moments.spread, vectors @ (turned / (values + p)[:, None]), moments.target_mean)
         for p in penalties
     ]
 
 
-def even_basis(found: Moments, penalty: float) -> tuple[Tensor, Tensor]:
+def even_basis(moments: Moments, penalty: float) -> tuple[Tensor, Tensor]:
     """B = U diag(λ_k + penalty)^(−¼), [d, d], with C = U diag(λ) Uᵀ, and its inverse: half way to whitening.
 
     The first position of a decoder can have states a hundred times longer than the rest. They make up one or two
     directions of U; in this basis they no longer drown the others. Whitening wholly (−½) would make noise as loud as
     everything else.
     """
-    values, vectors = found.eigen
+    values, vectors = moments.eigen
     root = (values + penalty) ** 0.25
     return vectors / root, (vectors * root).T
 
 
-def procrustes(found: Moments) -> Affine:
+def procrustes(moments: Moments) -> Affine:
     """The rotation (or reflection), one scale and a shift that bring the states nearest to their embeddings.
 
     >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
@@ -99,7 +99,7 @@ def procrustes(found: Moments) -> Affine:
     >>> (procrustes(moments(x, 2 * x @ turn + 5))(x) - (2 * x @ turn + 5)).abs().max() < 1e-4
     tensor(True)
     """
-    u, s, vt = torch.linalg.svd(found.cross * found.spread[:, None], full_matrices=False)
-    energy = float((found.spread.square() * found.covariance.diagonal()).sum())
+    u, s, vt = torch.linalg.svd(moments.cross * moments.spread[:, None], full_matrices=False)
+    energy = float((moments.spread.square() * moments.covariance.diagonal()).sum())
     scale = float(s.sum()) / energy if energy > 0 else 0.0
-    return Affine.of(found.mean, torch.ones_like(found.spread), scale * (u @ vt), found.target_mean)
+    return Affine.of(moments.mean, torch.ones_like(moments.spread), scale * (u @ vt), moments.target_mean)

@@ -82,7 +82,7 @@ def _sequences(texts: Any) -> Iterable[tuple[str, ...]]:
         yield sequence
 
 
-def _tokenised(model: Model, found: list[tuple[str, ...]], truncate: bool) -> list[tuple[tuple[int, ...], int]]:
+def _tokenised(model: Model, texts: list[tuple[str, ...]], truncate: bool) -> list[tuple[tuple[int, ...], int]]:
     """Token ids of every sequence, and how many of them are not special."""
     tokenizer = model.tokenizer
     if tokenizer is None:
@@ -93,14 +93,14 @@ def _tokenised(model: Model, found: list[tuple[str, ...]], truncate: bool) -> li
     special = set(tokenizer.all_special_ids)
     options = {"truncation": True, "max_length": limit} if truncate and limit is not None else {}
     rows = []
-    for sequence in found:
+    for sequence in texts:
         ids = tuple(tokenizer(*sequence, **options)["input_ids"])
         rows.append((ids, sum(i not in special for i in ids)))
     long = [i for i, (ids, _) in enumerate(rows) if limit is not None and len(ids) > limit]
     if long:
-        first = found[long[0]][0]
+        first = texts[long[0]][0]
         raise InputError(
-            f"{len(long)} of {len(found)} texts are longer than the {limit} tokens {model.name} has positions for, the "
+            f"{len(long)} of {len(texts)} texts are longer than the {limit} tokens {model.name} has positions for, the "
             f"first is {first!r:.60} ({len(rows[long[0]][0])} tokens). Shorten them, or pass truncate=True "
             "(--truncate) to use their first part."
         )

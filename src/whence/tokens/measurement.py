@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from whence.errors import InputError
 from whence.results.labels import Tokens
+from whence.results.progress import Step
 from whence.results.provenance import Provenance
 from whence.tokens.candidates import Data
 from whence.tokens.closed_form import Moments, moments, procrustes, ridge
@@ -22,13 +23,11 @@ from whence.tokens.result import AXES, HIT, NOT_COUNTED, TokenIdentifiability
 from whence.tokens.split import SIDES
 from whence.tokens.training import Training, mean_distance, train
 
-Progress = Callable[[str, int, int], None]
-
 
 class Clock:
     """Seconds by stage, on the wall and of the processor, and whoever wants to hear of the progress."""
 
-    def __init__(self, tell: Progress) -> None:
+    def __init__(self, tell: Step) -> None:
         self.tell = tell
         self.wall: dict[str, float] = {}
         self.processor: dict[str, float] = {}
@@ -74,17 +73,17 @@ class Measurement:
         for place in range(len(self.layers)):
             for number, (target, part) in enumerate(jobs):
                 self._layer(place, target, part)
-                self.clock.tell("maps", place * len(jobs) + number + 1, total)
+                self.clock.tell("Fitting maps", place * len(jobs) + number + 1, total)
 
-    def _layer(self, place: int, target: int, part: str) -> None:
-        data, states = self.data, self.data.store[place + 1]
+    def _layer(self, index: int, target: int, part: str) -> None:
+        data, states = self.data, self.data.store[index + 1]
         test = states[data.rows["test"]]
         seen = part_of(test, part)
         if "naive" in self.maps:
             for distance in self.distances:
                 with self.clock("nearest"):
                     chosen = data.nearest(test if part == "norm" else seen, distance, part)
-                self._note(target, part, "naive", distance, place, data.hits(chosen, target))
+                self._note(target, part, "naive", distance, index, data.hits(chosen, target))
         learned = [name for name in self.maps if name != "naive"]
         check = target == 0 and part == "whole"
         if not learned and not check:
@@ -94,16 +93,16 @@ class Measurement:
             with self.clock("closed form"):
                 start, penalty = self._best(ridges, held, distance)
             for name in learned:
-                g = self._fit(name, distance, place, target, part, fit, held, start, penalty, found)
+                g = self._fit(name, distance, index, target, part, fit, held, start, penalty, found)
                 if g is None:
                     continue
                 with self.clock("nearest"):
                     chosen = data.nearest(g(seen), distance)
-                self._note(target, part, name, distance, place, data.hits(chosen, target))
+                self._note(target, part, name, distance, index, data.hits(chosen, target))
                 if check:
-                    self.fitted[name, distance, place] = g
+                    self.fitted[name, distance, index] = g
         if check:
-            self._check_by_shuffling(states, test, place)
+            self._check_by_shuffling(states, test, index)
 
     def _moments(
         self, states: Tensor, target: int, part: str, label: Tensor | None
@@ -119,21 +118,21 @@ class Measurement:
             return sides[0], sides[1], found, ridge(found, self.settings.penalties)
 
     def _fit(
-        self, name: str, distance: str, place: int, target: int, part: str, fit: tuple[Tensor, Tensor],
-        held: tuple[Tensor, Tensor], start: Affine, penalty: float, found: Moments,
+        self, name: str, distance: str, index: int, target: int, part: str, fit: tuple[Tensor, Tensor],
+        held: tuple[Tensor, Tensor], start: Affine, penalty: float, moments: Moments,
     ) -> Map | None:  # fmt: skip
         if name == "ridge":
             return start
         if name == "procrustes":
             # A single number cannot be rotated into d dimensions.
             with self.clock("closed form"):
-                return None if part == "norm" else procrustes(found)
-        key = [self.layers[place], target, PARTS.index(part), MAPS.index(name), DISTANCES.index(distance)]
+                return None if part == "norm" else procrustes(moments)
+        key = [self.layers[index], target, PARTS.index(part), MAPS.index(name), DISTANCES.index(distance)]
         with self.clock("training"):
-            made = train(name, fit, held, distance, start, penalty, found, self.settings, _seed(self.seed, key))
-        self.epochs[self._at(target, part, name, distance, place)] = made.epochs
+            made = train(name, fit, held, distance, start, penalty, moments, self.settings, _seed(self.seed, key))
+        self.epochs[self._at(target, part, name, distance, index)] = made.epochs
         if made.map is None:
-            where = dict(zip(AXES, (target, part, name, distance, self.layers[place]), strict=True))
+            where = dict(zip(AXES, (target, part, name, distance, self.layers[index]), strict=True))
             self.diverged.append({**where, "reason": made.diverged})
         return made.map
 
@@ -143,7 +142,7 @@ class Measurement:
         best = losses.index(min(losses))
         return ridges[best], self.settings.penalties[best]
 
-    def _check_by_shuffling(self, states: Tensor, test: Tensor, place: int) -> None:
+    def _check_by_shuffling(self, states: Tensor, test: Tensor, index: int) -> None:
         """The control: a ridge map for labels shuffled within each sequence, counted with the shuffled labels."""
         label = self.data.shuffled
         _, held, _, ridges = self._moments(states, 0, "whole", label)
@@ -152,7 +151,7 @@ class Measurement:
                 g, _ = self._best(ridges, held, distance)
             with self.clock("nearest"):
                 hits = self.data.hits(self.data.nearest(g(test), distance), 0, label)
-            self.control[d, place] = (hits == HIT).double().mean()
+            self.control[d, index] = (hits == HIT).double().mean()
 
     def transfer(self) -> None:
         """The map of every layer tested on every layer, [map, distance, trained on, tested on]."""
@@ -166,14 +165,14 @@ class Measurement:
                     hits = self.data.hits(self.data.nearest(g(test), distance), 0)
                 at = (learned.index(name), self.distances.index(distance), place, m)
                 self.matrix[at] = (hits == HIT).double().mean()
-            self.clock.tell("transfer", m + 1, n)
+            self.clock.tell("Testing maps on other layers", m + 1, n)
 
-    def _at(self, target: int, part: str, name: str, distance: str, place: int) -> tuple[int, int, int, int, int]:
+    def _at(self, target: int, part: str, name: str, distance: str, index: int) -> tuple[int, int, int, int, int]:
         axes = (self.targets.index(target), self.parts.index(part), self.maps.index(name))
-        return (*axes, self.distances.index(distance), place)
+        return (*axes, self.distances.index(distance), index)
 
-    def _note(self, target: int, part: str, name: str, distance: str, place: int, hits: Tensor) -> None:
-        self.hits[self._at(target, part, name, distance, place)] = hits
+    def _note(self, target: int, part: str, name: str, distance: str, index: int, hits: Tensor) -> None:
+        self.hits[self._at(target, part, name, distance, index)] = hits
 
     def result(
         self, provenance: Provenance, low: Tensor, high: Tensor, pool: str, left_out: Any

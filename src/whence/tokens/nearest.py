@@ -16,30 +16,30 @@ BLOCK = 1 << 23  # scores held at once, tens of megabytes
 EQUAL = 1e-6  # two embeddings nearer than this, relative to their length, are the same one
 
 
-def distances(found: Tensor, wanted: Tensor, distance: str) -> Tensor:
+def distances(states: Tensor, wanted: Tensor, distance: str) -> Tensor:
     """δ row by row: (n, d) and (n, d) → (n,).
 
     >>> distances(torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]]), "l2").item()
     5.0
     """
     if distance == "cosine":
-        return 1 - torch.nn.functional.cosine_similarity(found, wanted, dim=-1)
-    apart: Tensor = torch.linalg.vector_norm(found - wanted, dim=-1)
+        return 1 - torch.nn.functional.cosine_similarity(states, wanted, dim=-1)
+    apart: Tensor = torch.linalg.vector_norm(states - wanted, dim=-1)
     return apart
 
 
-def scores(found: Tensor, candidates: Tensor, distance: str) -> Tensor:
+def scores(states: Tensor, candidates: Tensor, distance: str) -> Tensor:
     """For each of (…, n, d), one number per candidate (…, m, d) that is largest for the nearest: (…, n, m)."""
     if distance == "cosine":
         lengths = torch.linalg.vector_norm(candidates, dim=-1, keepdim=True)
         candidates = candidates / lengths.clamp_min(torch.finfo(candidates.dtype).tiny)
-        return found @ candidates.mT  # the length of `found` does not change the order
+        return states @ candidates.mT  # the length of `found` does not change the order
     if distance == "norm":
-        a: Tensor = torch.linalg.vector_norm(found, dim=-1)
+        a: Tensor = torch.linalg.vector_norm(states, dim=-1)
         b: Tensor = torch.linalg.vector_norm(candidates, dim=-1)
         return -(a[..., :, None] - b[..., None, :]).abs()
     # −‖f − c‖² without ‖f‖², which is the same for every candidate.
-    return 2 * found @ candidates.mT - candidates.square().sum(-1)[..., None, :]
+    return 2 * states @ candidates.mT - candidates.square().sum(-1)[..., None, :]
 
 
 def sequences(lengths: Sequence[int]) -> Iterator[slice]:
@@ -53,7 +53,7 @@ def sequences(lengths: Sequence[int]) -> Iterator[slice]:
         start += n
 
 
-def nearest_in_sequence(found: Tensor, embeddings: Tensor, lengths: Sequence[int], distance: str) -> Tensor:
+def nearest_in_sequence(states: Tensor, embeddings: Tensor, lengths: Sequence[int], distance: str) -> Tensor:
     """Row of the nearest of the same sequence's embeddings, for every token: (N, d), (N, d) → (N,).
 
     Sequences lie end to end, `lengths` tokens each. Computed in float64, so that the order is the data's own; of
@@ -63,11 +63,11 @@ def nearest_in_sequence(found: Tensor, embeddings: Tensor, lengths: Sequence[int
     >>> nearest_in_sequence(x.roll(1, 0), x, [2, 2], "l2").tolist()       # the right one is in the other sequence
     [0, 0, 2, 2]
     """
-    chosen = torch.empty(len(found), dtype=torch.long)
+    nearest = torch.empty(len(states), dtype=torch.long)
     for rows in sequences(lengths):
-        best = scores(found[rows].double(), embeddings[rows].double(), distance).argmax(-1)
-        chosen[rows] = best + rows.start
-    return chosen
+        best = scores(states[rows].double(), embeddings[rows].double(), distance).argmax(-1)
+        nearest[rows] = best + rows.start
+    return nearest
 
 
 def equal_in_sequence(embeddings: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -89,10 +89,10 @@ def equal_in_sequence(embeddings: Tensor, lengths: Sequence[int]) -> Tensor:
     return first
 
 
-def nearest_in_vocabulary(found: Tensor, table: Tensor, distance: str) -> Tensor:
+def nearest_in_vocabulary(states: Tensor, table: Tensor, distance: str) -> Tensor:
     """Row of the nearest of all embeddings, for every token: (N, d), (V, d) → (N,)."""
     step = max(1, BLOCK // len(table))
-    return torch.cat([scores(part, table, distance).argmax(-1) for part in torch.split(found, step)])
+    return torch.cat([scores(part, table, distance).argmax(-1) for part in torch.split(states, step)])
 
 
 def equal_in_vocabulary(table: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class TokenIdentifiability(Result):
         plural = {"target": self.targets, "part": self.parts, "map": self.maps, "distance": self.distances}
         return list(plural[axis]) if axis in plural else super()._labels(axis)
 
-    def _place(self, axis: str, label: Any) -> int:
+    def _index_of(self, axis: str, label: Any) -> int:
         labels = self._labels(axis)
         if label not in labels:
             raise InputError(f"{axis}={label!r} was not measured; this result has {', '.join(map(repr, labels))}.")
@@ -85,7 +85,7 @@ class TokenIdentifiability(Result):
 
     def _at(self, map: str, distance: str, part: str, target: int) -> tuple[int, int, int, int]:  # noqa: A002
         wanted = zip(AXES, (target, part, map, distance), strict=False)
-        a, b, c, d = (self._place(axis, label) for axis, label in wanted)
+        a, b, c, d = (self._index_of(axis, label) for axis, label in wanted)
         return a, b, c, d
 
     def transfer(self, map: str = "linear", distance: str = "cosine") -> Tensor:  # noqa: A002
@@ -94,7 +94,7 @@ class TokenIdentifiability(Result):
         if "transfer" not in self.extra or map not in learned:
             have = ", ".join(learned) if "transfer" in self.extra else "none: measure with transfer=True"
             raise InputError(f"there is no transfer matrix for map={map!r}; there are: {have}.")
-        return self.extra["transfer"][learned.index(map), self._place("distance", distance)]
+        return self.extra["transfer"][learned.index(map), self._index_of("distance", distance)]
 
     def select(self, *, layer: int | list[int] | None = None, head: int | list[int] | None = None) -> Self:
         """Only these layers."""
@@ -121,8 +121,8 @@ class TokenIdentifiability(Result):
         measured = (self.extra["hits"] != NOT_COUNTED).any(-1).reshape(-1).numpy()
         wrong = {tuple(entry[axis] for axis in AXES) for entry in self.diverged}
         frame["diverged"] = [tuple(row) in wrong for row in frame[list(AXES)].itertuples(index=False, name=None)]
-        kept: pd.DataFrame = frame[measured | frame["diverged"]].reset_index(drop=True)
-        return kept
+        columns: pd.DataFrame = frame[measured | frame["diverged"]].reset_index(drop=True)
+        return columns
 
     def breakdown(self, by: str) -> pd.DataFrame:
         """Rates by kind of token, piece of a word, frequency in training, position or length (of whole states)."""

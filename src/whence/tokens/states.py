@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -16,6 +16,7 @@ from whence.errors import InputError, UnavailableError
 from whence.model.load import Model
 from whence.reading.tracing import trace
 from whence.results.labels import Tokens
+from whence.results.progress import Step, silent
 from whence.tokens.corpus import Corpus
 
 BUDGET = 1 << 30  # bytes of states held in memory
@@ -128,7 +129,7 @@ def collect(
     attention: str | None = None,
     batch_size: int = 16,
     truncate: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    step: Step = silent,
 ) -> tuple[list[Tokens], tuple[int, ...], bool]:
     """Run the model over the corpus once; states 0 and `layers` go into `store`, 0 first.
 
@@ -156,8 +157,7 @@ def collect(
                 causal = any(layer.causal for layer in stack)
             store.add(states[[0, *chosen]])
             tokens.append(stack.tokens)
-        if progress is not None:
-            progress(len(tokens), len(sequences))
+        step("Running the model", len(tokens), len(sequences))
     store.finish()
     return tokens, chosen, causal
 

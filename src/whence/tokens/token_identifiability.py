@@ -15,12 +15,13 @@ from typing import Any
 
 from whence.errors import InputError
 from whence.model.load import as_model
+from whence.results.progress import Progress, shown
 from whence.results.provenance import Provenance
 from whence.tokens.candidates import Data, Vocabulary
 from whence.tokens.corpus import corpus
 from whence.tokens.intervals import bootstrap as interval
 from whence.tokens.maps import MAPS, PARTS
-from whence.tokens.measurement import Clock, Measurement, Progress
+from whence.tokens.measurement import Clock, Measurement
 from whence.tokens.nearest import DISTANCES
 from whence.tokens.result import HIT, NOT_COUNTED, TokenIdentifiability
 from whence.tokens.split import SHARES, split
@@ -51,7 +52,7 @@ def token_identifiability(
     batch_size: int = 16,
     memory: int = BUDGET,
     folder: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress = False,
 ) -> TokenIdentifiability:
     """At layer l, can one still tell which input token a hidden state was? The share of test tokens for which one can.
 
@@ -65,7 +66,7 @@ def token_identifiability(
     `transfer`: the map of each layer tested on every other; None: for pool="sentence". `shuffle_labels`: permute which
     embedding belongs to which token within each sequence; every rate must then fall to chance. `attention`: "encoder"
     or "decoder" of a model that has both (its decoder reads the same text). `memory`: bytes of states kept in memory,
-    beyond which they go to temporary files in `folder`. `progress`: called with a stage, what is done and the total.
+    beyond which they go to temporary files in `folder`. `progress`: see `whence.results.progress`.
 
     The model runs once. Returns rates [target, part, map, distance, layer] with bootstrap intervals over sentences,
     chance, ties, breakdowns by token, and what was left out or diverged.
@@ -88,12 +89,12 @@ def token_identifiability(
     wanted = [layers] if isinstance(layers, int) else None if layers is None else list(layers)
     read = corpus(chosen, texts, truncate=truncate)
     sides = split(read.sequences, seed=seed, shares=shares)
-    clock = Clock(progress or (lambda *_: None))
-    with Store(memory, folder) as store:
+    with shown(progress) as step, Store(memory, folder) as store:
+        clock = Clock(step)
         with clock("forward"):
             tokens, numbers, causal = collect(
                 chosen, read, store, wanted, attention=attention, batch_size=batch_size, truncate=truncate,
-                progress=lambda done, total: clock.tell("forward", done, total),
+                step=step,
             )  # fmt: skip
         data = Data(
             store,

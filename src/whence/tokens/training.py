@@ -82,7 +82,7 @@ def train(
     distance: str,
     start: Affine,
     penalty: float,
-    found: Moments,
+    moments: Moments,
     settings: Training,
     seed: int,
 ) -> TrainedMap:
@@ -94,10 +94,10 @@ def train(
     loss above that of always answering the mean) is reported instead of a map.
     """
     generator = torch.Generator().manual_seed(seed)
-    unit = found.target_spread or 1.0
+    unit = moments.target_spread or 1.0
     k, d = len(start.bias), pairs[0].shape[1]
     order = torch.randperm(len(pairs[0]), generator=generator)
-    basis, back = (t.float() for t in even_basis(found, penalty))
+    basis, back = (t.float() for t in even_basis(moments, penalty))
     # Turned and shuffled once: an epoch then reads slices, from a random place on.
     fit = _ready(pairs[0][order], pairs[1][order], start, basis, unit, distance)
     held = _ready(held_out[0], held_out[1], start, basis, unit, distance)
@@ -128,7 +128,7 @@ def train(
             blocks = zip(*(torch.split(side, ROWS) for side in held), strict=True)
             return sum(float(loss_of(z, y)) * len(z) for z, y in blocks) / len(held[0])
 
-    limit = WORSE * _loss_of_the_mean(fit[1], found.target_mean.float() / unit, distance)
+    limit = WORSE * _loss_of_the_mean(fit[1], moments.target_mean.float() / unit, distance)
     best, best_weights, kept_for = validation(), [w.detach().clone() for w in weights], 0
     epoch = 0
     for epoch in range(1, settings.epochs + 1):

@@ -59,7 +59,7 @@ def test_theorem_1_tied_keys_are_unique() -> None:
     assert float(result.bound) == 0.0
     search = search_reachable(make.attention(40), keys, values)
     assert search.tied
-    assert not search.found
+    assert not search.exists
     assert "unique" in search.verdict
 
 
@@ -71,7 +71,7 @@ def test_theorem_2_holds_for_what_the_search_finds() -> None:
         keys = values @ mix + 0.1 * make.values(24, 8, seed=seed + 50, dtype=torch.float64)
         row = make.attention(24, seed=seed, dtype=torch.float64)
         search = search_reachable(row, keys, values, starts=32)
-        if search.found:
+        if search.exists:
             reach = float(search.query_change.norm())
             bound = float(near_tied(keys, values, query_diameter=reach).bound)
             assert search.total_variation <= bound + 1e-9
@@ -82,7 +82,7 @@ def test_theorem_2_holds_for_what_the_search_finds() -> None:
 def test_a_found_row_is_reachable_and_has_the_same_output() -> None:
     row, keys, values = make.attention(30), make.values(30, 6, seed=7), make.values(30, 3, seed=8)
     search = search_reachable(row, keys, values, starts=16)
-    assert search.found
+    assert search.exists
     x = search.alternative
     assert torch.allclose(x @ values.double(), search.row @ values.double(), atol=1e-12)
     again = torch.softmax(search.row.log() + keys.double() @ search.query_change, -1)
@@ -93,7 +93,7 @@ def test_a_found_row_is_reachable_and_has_the_same_output() -> None:
 def test_finding_none_is_not_a_proof_of_none() -> None:
     row, keys, values = make.attention(20), make.values(20, 2, seed=7), make.values(20, 6, seed=8)
     search = search_reachable(row, keys, values, starts=12)
-    assert not search.found
+    assert not search.exists
     assert search.verdict == "none found in 12 starts"
     assert 0 < search.returned <= 12
     assert search.total_variation == 0.0

@@ -164,7 +164,7 @@ def test_a_distillation_that_was_stopped_ends_with_the_same_weights(bert: whence
     distillation.distil(whole, bert.model, corpus, schedule)
     stopped, place = tied_copy(bert), tmp_path / "checkpoint"
 
-    def stop(step: int, loss: float) -> None:
+    def stop(_what: str, step: float, _steps: float) -> None:
         if step == 9:
             raise KeyboardInterrupt
 
@@ -173,7 +173,7 @@ def test_a_distillation_that_was_stopped_ends_with_the_same_weights(bert: whence
     resumed = tied_copy(bert)
     seen: list[int] = []
     history = distillation.distil(
-        resumed, bert.model, corpus, schedule, checkpoint=place, progress=lambda step, loss: seen.append(step)
+        resumed, bert.model, corpus, schedule, checkpoint=place, progress=lambda what, step, steps: seen.append(step)
     )
     assert seen == [9, 10, 11, 12]
     assert len(history.losses) == 12

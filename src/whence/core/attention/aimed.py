@@ -15,8 +15,9 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from whence.core.attention.decision import SAME_OUTPUT, same_output
-from whence.core.attention.polytope import Array, Polytope
+from whence.core.attention.polytope import Polytope
 from whence.core.attention.witness import Witness, residual
+from whence.core.numerics.arrays import Array
 from whence.core.numerics.checks import as_row
 from whence.errors import InputError
 

@@ -12,14 +12,12 @@ the highest. Standardising a frame divides by the spread of all rows there: it c
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from whence.core.numerics.arrays import Array, Integers
 from whence.errors import InputError
 
-Array = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
 # What sums of a few thousand costs of size 1 can be off by.
 _ROUNDING = 1e-9
 

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from whence.core.attention.effective_attention import effective_attention
-from whence.core.attention.polytope import Array, Polytope
+from whence.core.attention.polytope import Polytope
+from whence.core.numerics.arrays import Array
 from whence.core.numerics.basis import unit_scale
 from whence.core.numerics.checks import check_pair, check_stray, shape
 from whence.core.numerics.masks import flat_index, full_mask
@@ -166,17 +167,17 @@ def _improve(
     solver: Polytope,
     row: Array,
     best: Array,
-    seen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
+    visible: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
     number: int,
     generator: np.random.Generator,
 ) -> None:
     """Sequential linear programs from one direction; writes a farther alternative into `best`."""
-    solver.move_to(row, seen)
+    solver.move_to(row, visible)
     if number == 0:
         x = best if np.abs(best - row).sum() > 1e-9 else None
-        cost = -np.sign(x - row) if x is not None else np.where(row >= 1.0 / seen.sum(), 1.0, -1.0)
+        cost = -np.sign(x - row) if x is not None else np.where(row >= 1.0 / visible.sum(), 1.0, -1.0)
     elif number == 1:
-        cost = np.where(row >= 1.0 / seen.sum(), 1.0, -1.0)
+        cost = np.where(row >= 1.0 / visible.sum(), 1.0, -1.0)
     else:
         cost = generator.choice([-1.0, 1.0], size=len(row))
     reached, distance = None, np.abs(best - row).sum()
@@ -192,5 +193,5 @@ def _improve(
         return
     polished = solver.polished(reached)
     # Only a row that is better and exact replaces the old one.
-    if np.abs(polished - row).sum() > distance and not polished[~seen].any():
+    if np.abs(polished - row).sum() > distance and not polished[~visible].any():
         best[:] = polished

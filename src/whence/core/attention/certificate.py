@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whence.core.attention.certificate_check import Booleans, dimension_of, outside_cost, spectrum, verify
-from whence.core.attention.polytope import Array, Polytope, closed_form, load_highs
+from whence.core.attention.certificate_check import dimension_of, outside_cost, spectrum, verify
+from whence.core.attention.polytope import Polytope, closed_form, load_highs
+from whence.core.numerics.arrays import Array, Booleans
 from whence.core.numerics.checks import as_row
 from whence.core.numerics.tolerances import NO_WEIGHT, rank_eps
 from whence.errors import InputError

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from whence.core.attention.polytope import Array, closed_form, output_slack, proved_minimum
+from whence.core.attention.polytope import closed_form, output_slack, proved_minimum
+from whence.core.numerics.arrays import Array, Booleans
 from whence.core.numerics.tolerances import EPS32, EPS64, NO_WEIGHT, OWN_ROW
 
 if TYPE_CHECKING:
     from whence.core.attention.certificate import Certificate
-
-Booleans = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def verify(certificate: Certificate) -> bool:

@@ -26,13 +26,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from whence.core.attention.polytope import Array, Polytope, proved_minimum
+from whence.core.attention.polytope import Polytope, proved_minimum
+from whence.core.numerics.arrays import Array, Booleans
 from whence.core.numerics.checks import as_row, check_pair, shape
 from whence.core.numerics.masks import full_mask
 from whence.errors import InputError
 
 Verdict = Literal["certified", "refuted", "open"]
-Booleans = npt.NDArray[np.bool_]
 
 _EPS = float(np.finfo(np.float64).eps)
 # A row counts against a claim only if it breaks it by this share of the costs' range: solver vertices are good to 1e-9.
@@ -155,13 +155,13 @@ class _Row:
     """One head's row on its visible keys."""
 
     row: Array
-    seen: Booleans
+    visible: Booleans
     space: _Space
     weight: float
 
     def cheap(self, cost: Array) -> tuple[float, Array]:
         """A proved bound on min cᵀx and its dual, from the projection of c on [V, 1]; exact where the row is unique."""
-        c = cost[self.seen]
+        c = cost[self.visible]
         projected = self.space.q @ (self.space.q.T @ c)
         values = _STRETCHES * float(projected @ self.row) + (c[None] - _STRETCHES[:, None] * projected).min(axis=1)
         dual = self.space.to_dual @ (_STRETCHES[int(values.argmax())] * projected)
@@ -169,7 +169,7 @@ class _Row:
 
     def exact(self, cost: Array) -> tuple[float, Array, Array]:
         """The proved minimum, its dual, and a vertex that attains it, polished; one linear program."""
-        c = cost[self.seen]
+        c = cost[self.visible]
         solver = self.space.solver(self.row)
         vertex = solver.vertex(c)
         dual = solver.dual()
@@ -180,8 +180,8 @@ class _Row:
 
     def polished(self, vertex: Array) -> Array:
         """The vertex as an attention row on all keys, its equalities solved again on its support."""
-        full = np.zeros(len(self.seen))
-        full[self.seen] = same_output(vertex, self.row, self.space.q)
+        full = np.zeros(len(self.visible))
+        full[self.visible] = same_output(vertex, self.row, self.space.q)
         return full
 
 
@@ -278,7 +278,7 @@ class _Work:
         for sign in (1.0, -1.0):
             solved = self.program(sign * cost)
             # x ≥ 0 and Σx = 1 are proofs of their own: no end lies beyond the cheapest key.
-            plain = sum(row.weight * float((sign * cost)[row.seen].min()) for row in self.rows)
+            plain = sum(row.weight * float((sign * cost)[row.visible].min()) for row in self.rows)
             end = max(self.total([s[0] for s in solved]), plain)
             self.ends.append((sign * end, np.stack([s[1] for s in solved])))
 
@@ -339,7 +339,7 @@ class _Work:
         return True
 
     def result(self, width: int) -> RowDecision:
-        n = len(self.rows[0].seen)
+        n = len(self.rows[0].visible)
         costs = np.array(self.costs, dtype=np.float64).reshape(-1, n)
         thresholds, bounds = np.array(self.thresholds), np.array(self.bounds)
         duals = np.array(self.duals, dtype=np.float64).reshape(-1, len(self.rows), width)
@@ -384,10 +384,10 @@ def breaks(claim: Claim, row: Array) -> bool:
 
 def _residual(head: _Row, x: Array) -> float:
     """‖(x − a)ᵀV‖ / ‖aᵀV‖ (absolute where that is 0); infinite where x is no attention row on the visible keys."""
-    if x.min() < 0.0 or abs(float(x.sum()) - 1.0) > 1e-11 or bool((x[~head.seen] != 0).any()):
+    if x.min() < 0.0 or abs(float(x.sum()) - 1.0) > 1e-11 or bool((x[~head.visible] != 0).any()):
         return float("inf")
     values = head.space.values
-    moved = float(np.linalg.norm((x[head.seen] - head.row) @ values))
+    moved = float(np.linalg.norm((x[head.visible] - head.row) @ values))
     size = float(np.linalg.norm(head.row @ values))
     return moved / size if size > 0 else moved
 

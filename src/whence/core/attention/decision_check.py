@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whence.core.attention.decision import SAME_OUTPUT, Claim, RowDecision, breaks, proved
-from whence.core.attention.polytope import Array
+from whence.core.numerics.arrays import Array
 
 _NEAR = 1e-11
 
@@ -47,8 +47,8 @@ def check_decision(
     return True
 
 
-def _is_row(row: Array, seen: Array) -> bool:
-    return bool(row.min() >= 0.0 and abs(row.sum() - 1.0) <= _NEAR and not row[seen == 0].any())
+def _is_row(row: Array, visible: Array) -> bool:
+    return bool(row.min() >= 0.0 and abs(row.sum() - 1.0) <= _NEAR and not row[visible == 0].any())
 
 
 def _range_holds(decision: RowDecision, heads: Sequence[tuple[Array, Array, Array, float]], bound: object) -> bool:

@@ -12,18 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from whence.core.attention.polytope import Array, Polytope
+from whence.core.attention.polytope import Polytope
+from whence.core.numerics.arrays import Array, Booleans, Integers
 from whence.core.numerics.checks import as_row, check_pair, shape
 from whence.core.numerics.masks import full_mask
 from whence.core.numerics.tolerances import EPS64, OWN_ROW, rank_eps
 from whence.errors import InputError
-
-Integers = npt.NDArray[np.int64]
-Booleans = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -134,9 +131,9 @@ def certify_head(
     )
 
 
-def _spread_rows(outputs: Array, length: Integers, some: list[int], count: int) -> list[int]:
+def _spread_rows(outputs: Array, length: Integers, rows: list[int], count: int) -> list[int]:
     """Farthest-point sampling of the head outputs, from the row that sees most; longer prefixes serve shorter ones."""
-    left = np.array(some, dtype=np.int64)
+    left = np.array(rows, dtype=np.int64)
     if not len(left):
         return []
     chosen = [int(left[np.argmax(length[left])])]

@@ -14,15 +14,18 @@ if TYPE_CHECKING:
 BLUE, INK = "#2f7dbd", "#1b1d21"
 
 
-def plot_certificate(found: Certificate, ax: Any = None) -> Any:
+def plot_certificate(certificate: Certificate, ax: Any = None) -> Any:
     """Each certified weight as a bar, with the interval in which every alternative has it."""
-    axes = ax if ax is not None else new_axes((5.2, 0.3 * len(found.keys) + 1.1))
-    known: Any = found if getattr(found, "tokens", None) is not None else None  # a certificate of a trace has tokens
-    names = key_names(None if known is None else known.key_tokens, found.keys.tolist())
+    axes = ax if ax is not None else new_axes((5.2, 0.3 * len(certificate.keys) + 1.1))
+    known: Any = (
+        certificate if getattr(certificate, "tokens", None) is not None else None
+    )  # a certificate of a trace has tokens
+    names = key_names(None if known is None else known.key_tokens, certificate.keys.tolist())
     places = range(len(names))
-    axes.barh(places, found.weights.tolist(), color=BLUE, height=0.55)
-    ends = [(found.weights - found.lower).clamp(min=0).tolist(), (found.upper - found.weights).clamp(min=0).tolist()]
-    axes.errorbar(found.weights.tolist(), places, xerr=ends, fmt="none", ecolor=INK, capsize=3, linewidth=1.2)
+    axes.barh(places, certificate.weights.tolist(), color=BLUE, height=0.55)
+    weights = certificate.weights
+    ends = [(weights - certificate.lower).clamp(min=0).tolist(), (certificate.upper - weights).clamp(min=0).tolist()]
+    axes.errorbar(certificate.weights.tolist(), places, xerr=ends, fmt="none", ecolor=INK, capsize=3, linewidth=1.2)
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     axes.set(xlabel="weight, and where it could lie", xlim=(0, None))
@@ -32,10 +35,12 @@ def plot_certificate(found: Certificate, ax: Any = None) -> Any:
     return axes
 
 
-def plot_head_certificate(found: HeadCertificate, ax: Any = None) -> Any:
+def plot_head_certificate(certificate: HeadCertificate, ax: Any = None) -> Any:
     """How wide the proved interval of each weight is, [query, key]."""
     axes = ax if ax is not None else new_axes((6.4, 5.4))
-    image = axes.imshow((found.upper - found.lower).numpy(), cmap=SEQUENTIAL, vmin=0.0, interpolation="nearest")
+    image = axes.imshow(
+        (certificate.upper - certificate.lower).numpy(), cmap=SEQUENTIAL, vmin=0.0, interpolation="nearest"
+    )
     axes.set(xlabel="key", ylabel="query")
     axes.set_title("width of the proved intervals", fontsize="medium")
     axes.figure.colorbar(image, ax=axes, shrink=0.85)

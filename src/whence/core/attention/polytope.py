@@ -22,11 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from whence.core.numerics.arrays import Array
 from whence.core.numerics.basis import column_basis, unit_scale
 from whence.core.numerics.tolerances import EPS64, SAME_ROW
 from whence.errors import MissingExtraError, WhenceError
-
-Array = npt.NDArray[np.float64]
 
 
 def load_highs() -> ModuleType:
@@ -208,7 +207,7 @@ class Polytope:
             )
         return np.array(highs.getSolution().col_value)
 
-    def move_to(self, row: Array, seen: npt.NDArray[np.bool_]) -> None:
+    def move_to(self, row: Array, visible: npt.NDArray[np.bool_]) -> None:
         """Turn to another row of the same head (tolerance 0 only); hidden keys are fixed at 0.
 
         The constraint matrix stays, so the last basis is still a good place to start from.
@@ -217,7 +216,7 @@ class Polytope:
         right = row @ self._q
         index = np.arange(len(right), dtype=np.int32)
         self._highs.changeRowsBounds(len(right), index, right, right)
-        self._highs.changeColsBounds(len(row), self._columns, np.zeros(len(row)), np.where(seen, np.inf, 0.0))
+        self._highs.changeColsBounds(len(row), self._columns, np.zeros(len(row)), np.where(visible, np.inf, 0.0))
 
     def distance(self, other: Array) -> float:
         """½‖x − a‖₁: how far another row is from this one."""

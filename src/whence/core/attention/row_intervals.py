@@ -12,18 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from whence.core.attention.polytope import Polytope, proved_minimum
+from whence.core.numerics.arrays import Booleans, Integers
 from whence.core.numerics.checks import as_row, check_pair, shape
 from whence.core.numerics.masks import full_mask
 from whence.core.numerics.tolerances import rank_eps
 from whence.errors import InputError
-
-Integers = npt.NDArray[np.int64]
-Booleans = npt.NDArray[np.bool_]
 
 GAP = 1e-6
 NO_KEY = -1
@@ -89,11 +86,11 @@ def row_intervals(
             yield found
 
 
-def _solve(solver: Polytope, query: int, keys: Integers, seen: Booleans) -> RowInterval | None:
+def _solve(solver: Polytope, query: int, keys: Integers, visible: Booleans) -> RowInterval | None:
     """Both ends for each of `keys`; None where what is proved is not what is attained."""
-    n = len(seen)
-    row, values = solver.row[seen], solver.values[seen]
-    wanted = [(k, int(j)) for k, j in enumerate(keys) if j != NO_KEY and seen[j]]
+    n = len(visible)
+    row, values = solver.row[visible], solver.values[visible]
+    wanted = [(k, int(j)) for k, j in enumerate(keys) if j != NO_KEY and visible[j]]
     lower, upper = np.zeros(len(keys)), np.zeros(len(keys))
     touched = np.zeros(n, dtype=bool)  # some alternative has no weight here: the lower end is 0
     farthest = solver.row
@@ -108,12 +105,12 @@ def _solve(solver: Polytope, query: int, keys: Integers, seen: Booleans) -> RowI
             touched |= vertex <= 0.0
             farthest = max(farthest, vertex, key=solver.distance)
             duals[t], attained[t] = solver.dual(), side * vertex[j]
-        proved = proved_minimum(costs[:, seen], duals, row, values, 0.0, allowance=2.0)
+        proved = proved_minimum(costs[:, visible], duals, row, values, 0.0, allowance=2.0)
         if float((attained - proved).max()) > GAP:
             return None
         for (k, _), end in zip(todo, np.clip(side * proved, 0.0, 1.0), strict=True):
             (upper if side < 0 else lower)[k] = end
     other = solver.polished(max(farthest, solver.vertex(np.sign(solver.row - farthest)), key=solver.distance))
-    if other[~seen].any() or solver.distance(other) < GAP:
+    if other[~visible].any() or solver.distance(other) < GAP:
         other = solver.row
     return RowInterval(query, torch.from_numpy(lower), torch.from_numpy(upper), torch.from_numpy(other))

@@ -62,7 +62,7 @@ def score_law(
     return ScoreLaw(fitted, float(torch.linalg.vector_norm(rest) / size), sink, biased)
 
 
-def _centred(x: Tensor, seen: Tensor) -> Tensor:
+def _centred(x: Tensor, visible: Tensor) -> Tensor:
     """Rows less their mean over the keys that are seen, 0 elsewhere."""
-    mean = (x * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)
-    return (x - mean) * seen
+    mean = (x * visible).sum(-1, keepdim=True) / visible.sum(-1, keepdim=True).clamp_min(1)
+    return (x - mean) * visible

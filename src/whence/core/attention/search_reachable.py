@@ -23,13 +23,13 @@ from whence.errors import InputError
 class ReachableSearch:
     """What the search for a second softmax-reachable row found.
 
-    found: another row exists, here it is. alternative (n_key,): that of largest total variation (the row itself when
+    exists: another row exists, here it is. alternative (n_key,): that of largest total variation (the row itself when
     none was found). query_change (d_k,): Δq (times the softmax scale) that produces it, log x − log a = KΔq + c.
     residual: ‖(x − a)ᵀV‖/‖aᵀV‖. starts, returned: how many starts, how many of them came back to the row itself.
     tied: keys are a function of the values, so the row is unique (Theorem 1) and nothing was searched.
     """
 
-    found: bool
+    exists: bool
     row: Tensor
     alternative: Tensor
     query_change: Tensor
@@ -43,7 +43,7 @@ class ReachableSearch:
     def verdict(self) -> str:
         if self.tied:
             return "unique: the keys are an affine function of the values (Theorem 1)"
-        if self.found:
+        if self.exists:
             return f"a second row exists, at total variation {self.total_variation:.3g}"
         return f"none found in {self.starts} starts"
 
@@ -69,7 +69,7 @@ def search_reachable(
 
     >>> _ = torch.manual_seed(0)
     >>> row, keys, values = torch.softmax(torch.randn(12), -1), torch.randn(12, 4), torch.randn(12, 2)
-    >>> search_reachable(row, keys, values).found  # more key than value dimensions: a whole family
+    >>> search_reachable(row, keys, values).exists  # more key than value dimensions: a whole family
     True
     >>> search_reachable(row, values @ torch.randn(2, 4), values).verdict
     'unique: the keys are an affine function of the values (Theorem 1)'
@@ -123,7 +123,7 @@ def search_reachable(
     moved = float(torch.linalg.vector_norm((alternative - row) @ v_all))
     output = float(torch.linalg.vector_norm(row @ v_all))
     return ReachableSearch(
-        found=True,
+        exists=True,
         row=row,
         alternative=alternative,
         query_change=change,

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from whence.core.attention.bounds import WeightBounds, weight_bounds
 from whence.core.attention.null_space import null_space
-from whence.core.attention.polytope import Array, Polytope, proved_minimum
+from whence.core.attention.polytope import Polytope, proved_minimum
+from whence.core.numerics.arrays import Array
 from whence.core.numerics.checks import as_row, check_pair, shape
 from whence.core.numerics.masks import full_mask
 from whence.core.numerics.tolerances import GAP, rank_eps
@@ -142,9 +143,9 @@ def solved_rows(
 class _Row:
     """One row in the solver: largest values of linear functions, attained by an alternative and proved by a dual."""
 
-    def __init__(self, solver: Polytope, seen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> None:
-        self.solver, self.seen, self.row = solver, seen, solver.row
-        self.values = solver.values[seen]
+    def __init__(self, solver: Polytope, visible: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> None:
+        self.solver, self.visible, self.row = solver, visible, solver.row
+        self.values = solver.values[visible]
         self._ends: dict[tuple[int, float], tuple[float, float, Array]] = {}
 
     def end(self, key: int, sign: float) -> tuple[float, float, Array]:
@@ -159,7 +160,9 @@ class _Row:
         for key, sign in signed:
             cost[key] -= sign
         vertex = self.solver.vertex(cost)
-        proved = proved_minimum(cost[None, self.seen], self.solver.dual()[None], self.row[self.seen], self.values, 0.0)
+        proved = proved_minimum(
+            cost[None, self.visible], self.solver.dual()[None], self.row[self.visible], self.values, 0.0
+        )
         return -float(cost @ vertex), -float(proved[0]), vertex
 
     def top_width(self) -> float:

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whence.core.attention.polytope import Array, Polytope
+from whence.core.attention.polytope import Polytope
+from whence.core.numerics.arrays import Array
 from whence.core.numerics.checks import as_row
 from whence.core.numerics.tolerances import rank_eps
 from whence.errors import InputError

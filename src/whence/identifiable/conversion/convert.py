@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,11 @@ from whence.identifiable.conversion.tied_key import Projections, fold, projectio
 from whence.identifiable.conversion.windows import WindowedTexts, batch, tokenise
 from whence.identifiable.statement import LayerFacts, Statement, facts_of, state
 from whence.model.load import Model, as_model
+from whence.results.progress import Progress, Say
 from whence.results.provenance import Provenance
 
 FITTING_TEXTS = 64  # windows for the closed form
 TIED = 1e-4  # a key is a function of the value if less than this of it lies outside span[V, 1], in float32
-
-Say = Callable[[str], None]
 
 
 def tie_keys(
@@ -51,7 +50,7 @@ def tie_keys(
     embedding_weight: float = 1.0,
     experimental: bool = False,
     checkpoint: str | Path | None = None,
-    progress: Callable[[int, float], None] | None = None,
+    progress: Progress = False,
     say: Say | None = None,
 ) -> Converted:
     """Convert a BERT-family encoder so that its attention is unique at every length; the model given is not changed.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +20,8 @@ from whence.errors import ModelError
 from whence.identifiable.conversion.checkpoint import Checkpoint, History
 from whence.identifiable.conversion.windows import WindowedTexts, batch
 from whence.model.load import hash_weights
+from whence.results.progress import Progress, shown
 from whence.results.run_identity import RunIdentity
-
-Progress = Callable[[int, float], None]
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,8 @@ class Schedule:
 def states(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
     """e^1 … e^L of a batch, each (batch, n, d)."""
     output = model(**inputs, output_hidden_states=True)
-    found: tuple[Tensor, ...] = output.hidden_states[1:]
-    return found
+    states: tuple[Tensor, ...] = output.hidden_states[1:]
+    return states
 
 
 def loss_of(original: tuple[Tensor, ...], tied: tuple[Tensor, ...], mask: Tensor, weight: float = 1.0) -> Tensor:
@@ -79,7 +77,7 @@ def distil(
     checkpoint: Path | None = None,
     start: str | None = None,
     every: int = 100,
-    progress: Progress | None = None,
+    progress: Progress = False,
 ) -> History:
     """Train `tied` in place. With `checkpoint`, a file written every so many steps from which a stopped run goes on.
 
@@ -100,28 +98,28 @@ def distil(
     original.eval()
     device = parameters[0].device
     begun = time.process_time() - history.cpu_seconds
-    for step in range(first, schedule.steps):
-        inputs = {k: t.to(device) for k, t in batch(corpus, schedule.tokens, schedule.seed, step).items()}
-        with torch.no_grad():
-            wanted = states(original, inputs)
-        loss = loss_of(wanted, states(tied, inputs), inputs["attention_mask"], schedule.embedding_weight)
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            kept = f" The last good state is in {str(checkpoint)!r}." if checkpoint and checkpoint.exists() else ""
-            raise ModelError(
-                f"the distillation loss is {value} at step {step} (learning rate {schedule.rate(step):.1e}): it was "
-                f"stopped.{kept} Try a lower learning rate."
-            )
-        for group in optimiser.param_groups:
-            group["lr"] = schedule.rate(step)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, schedule.clip)
-        optimiser.step()
-        history.losses.append(value)
-        history.cpu_seconds = time.process_time() - begun
-        if progress is not None:
-            progress(step + 1, value)
-        if state is not None and ((step + 1) % every == 0 or step + 1 == schedule.steps):
-            state.save(step + 1, history)
+    with shown(progress) as tell:
+        for step in range(first, schedule.steps):
+            inputs = {k: t.to(device) for k, t in batch(corpus, schedule.tokens, schedule.seed, step).items()}
+            with torch.no_grad():
+                wanted = states(original, inputs)
+            loss = loss_of(wanted, states(tied, inputs), inputs["attention_mask"], schedule.embedding_weight)
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                kept = f" The last good state is in {str(checkpoint)!r}." if checkpoint and checkpoint.exists() else ""
+                raise ModelError(
+                    f"the distillation loss is {value} at step {step} (learning rate {schedule.rate(step):.1e}): it was "
+                    f"stopped.{kept} Try a lower learning rate."
+                )
+            for group in optimiser.param_groups:
+                group["lr"] = schedule.rate(step)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(parameters, schedule.clip)
+            optimiser.step()
+            history.losses.append(value)
+            history.cpu_seconds = time.process_time() - begun
+            tell(f"Distilling, loss {value:.3f}", step + 1, schedule.steps)
+            if state is not None and ((step + 1) % every == 0 or step + 1 == schedule.steps):
+                state.save(step + 1, history)
     return history

@@ -73,7 +73,7 @@ def groups(corpus: WindowedTexts, lengths: Sequence[int], count: int, seed: int 
     draw = random.Random(seed)
     order = list(range(len(corpus.texts)))
     draw.shuffle(order)
-    made = {NATURAL: [list(corpus.texts[i][: corpus.room]) for i in order[:count]]}
+    groups = {NATURAL: [list(corpus.texts[i][: corpus.room]) for i in order[:count]]}
     around = len(corpus.before) + len(corpus.after)
     for length in lengths:
         room = min(length - around, corpus.room)
@@ -87,8 +87,8 @@ def groups(corpus: WindowedTexts, lengths: Sequence[int], count: int, seed: int 
             if len(joined) >= room:
                 windows.append(joined[:room])
         if windows:
-            made[str(length)] = windows
-    return made
+            groups[str(length)] = windows
+    return groups
 
 
 def final_states(
@@ -125,10 +125,10 @@ def compare(
     original: nn.Module,
     converted: nn.Module,
     corpus: WindowedTexts,
-    made: dict[str, list[list[int]]],
+    groups: dict[str, list[list[int]]],
 ) -> tuple[AtLength, ...]:
     """Fidelity on every group of pieces that `groups` made."""
-    return tuple(_line(name, original, converted, corpus, pieces) for name, pieces in made.items())
+    return tuple(_line(name, original, converted, corpus, pieces) for name, pieces in groups.items())
 
 
 def _line(

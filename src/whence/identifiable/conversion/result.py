@@ -46,16 +46,16 @@ class Converted:
 
     def save(self, folder: str | Path) -> Path:
         """Plain weights of the original's own class, tokenizer, fidelity.json and a model card."""
-        place = make_folder(folder)
+        path = make_folder(folder)
         model: Any = self.model.model
-        with whole_files(place) as scratch:
+        with whole_files(path) as scratch:
             with quietly():
                 model.save_pretrained(scratch)
                 if self.model.tokenizer is not None:
                     self.model.tokenizer.save_pretrained(scratch)
             (scratch / "fidelity.json").write_text(json.dumps(self.to_dict(), indent=2), encoding="utf-8")
             (scratch / "README.md").write_text(self.card(), encoding="utf-8")
-        return place
+        return path
 
     def card(self) -> str:
         """The model card."""

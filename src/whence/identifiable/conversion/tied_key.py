@@ -57,9 +57,9 @@ class Projections:
     heads: int
 
     def part(self, i: int) -> nn.Linear:
-        found = getattr(self.module, self.names[i])
-        assert isinstance(found, nn.Linear)
-        return found
+        linear = getattr(self.module, self.names[i])
+        assert isinstance(linear, nn.Linear)
+        return linear
 
     @property
     def query(self) -> nn.Linear:
@@ -71,9 +71,9 @@ class Projections:
 
     @property
     def key(self) -> nn.Module:
-        found = getattr(self.module, self.names[1])
-        assert isinstance(found, nn.Module)
-        return found
+        module = getattr(self.module, self.names[1])
+        assert isinstance(module, nn.Module)
+        return module
 
     def put(self, key: nn.Module) -> None:
         """Set the key projection."""
@@ -86,13 +86,13 @@ def projections(model: nn.Module, heads: int) -> list[Projections]:
     Raises `ModelError` where there is none (fused projections, no attention) or where keys and values differ in
     number, as in grouped attention.
     """
-    found = list(_projections(model, heads))
-    if not found:
+    projections = list(_projections(model, heads))
+    if not projections:
         raise ModelError(
             f"{type(model).__name__} has no attention module with separate query, key and value projections under any "
             f"of the names {', '.join('/'.join(n) for n in NAMES)}; tie_keys converts encoders of the BERT family."
         )
-    return found
+    return projections
 
 
 def _projections(model: nn.Module, heads: int) -> Iterator[Projections]:

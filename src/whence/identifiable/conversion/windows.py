@@ -93,16 +93,16 @@ def _as_they_are(corpus: WindowedTexts, tokens: int, draw: random.Random) -> lis
     pool = [corpus.texts[draw.randrange(len(corpus.texts))][: corpus.room] for _ in range(256)]
     pool.sort(key=len)
     at = draw.randrange(len(pool))
-    chosen, total = [pool[at]], len(pool[at])
+    windows, total = [pool[at]], len(pool[at])
     lower, upper = at - 1, at + 1
     while total < tokens and (lower >= 0 or upper < len(pool)):
         if upper < len(pool) and (lower < 0 or len(pool[upper]) - len(pool[at]) <= len(pool[at]) - len(pool[lower])):
             piece, upper = pool[upper], upper + 1
         else:
             piece, lower = pool[lower], lower - 1
-        chosen.append(piece)
+        windows.append(piece)
         total += len(piece)
-    return chosen
+    return windows
 
 
 def _window(corpus: WindowedTexts, length: int, draw: random.Random) -> list[int]:

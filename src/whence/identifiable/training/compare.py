@@ -115,10 +115,10 @@ def compare(
             done[variant].append(metrics)
             if say is not None:
                 say(f"{variant}, seed {seed}: accuracy {100 * accuracy_of(metrics):.2f}")
-    found = Comparison({variant: tuple(runs) for variant, runs in done.items()}, tuple(seeds))
-    write_atomically(folder / "compare.json", json.dumps(found.to_dict(), indent=1).encode())
-    write_atomically(folder / "compare.md", (found.table() + "\n").encode())
-    return found
+    comparison = Comparison({variant: tuple(runs) for variant, runs in done.items()}, tuple(seeds))
+    write_atomically(folder / "compare.json", json.dumps(comparison.to_dict(), indent=1).encode())
+    write_atomically(folder / "compare.md", (comparison.table() + "\n").encode())
+    return comparison
 
 
 def paired(values: Sequence[float], standard: Sequence[float]) -> tuple[float, float]:

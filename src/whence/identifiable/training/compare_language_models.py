@@ -88,7 +88,7 @@ def compare_language_models(
             done[variant].append(metrics)
             if say is not None:
                 say(f"{variant}, seed {seed}: {metrics['validation_bits_per_byte']:.4f} bits per byte")
-    found = LanguageModelComparison({variant: tuple(runs) for variant, runs in done.items()}, tuple(seeds))
-    write_atomically(folder / "compare.json", json.dumps(found.to_dict(), indent=1).encode())
-    write_atomically(folder / "compare.md", (found.table() + "\n").encode())
-    return found
+    comparison = LanguageModelComparison({variant: tuple(runs) for variant, runs in done.items()}, tuple(seeds))
+    write_atomically(folder / "compare.json", json.dumps(comparison.to_dict(), indent=1).encode())
+    write_atomically(folder / "compare.md", (comparison.table() + "\n").encode())
+    return comparison

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,9 @@ from whence.identifiable.training.variants import overrides
 from whence.identifiable.training.vocabulary import hash_tokenizer, tokenizer_of, train_tokenizer
 from whence.model.load import quietly
 from whence.results.files import whole_files
+from whence.results.progress import Say
 from whence.results.run_folder import RunFolder, run_folder
 from whence.results.run_identity import RunIdentity, hash_texts
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

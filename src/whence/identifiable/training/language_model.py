@@ -9,7 +9,6 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,9 @@ from whence.identifiable.training.variants import decoder_overrides
 from whence.identifiable.training.vocabulary import hash_tokenizer, tokenizer_of, train_byte_tokenizer
 from whence.model.load import quietly
 from whence.results.files import whole_files
+from whence.results.progress import Say
 from whence.results.run_folder import RunFolder, run_folder
 from whence.results.run_identity import RunIdentity, hash_texts
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -90,11 +90,11 @@ def tokenizer_of(model: str) -> Any:
     """The tokenizer of an embedded model, a folder or a hub id."""
     from whence.model.load import load
 
-    found = load(model, "base").tokenizer
-    if found is None:
+    tokenizer = load(model, "base").tokenizer
+    if tokenizer is None:
         raise InputError(f"{model!r} has no tokenizer; name another model, or leave it out to have one trained.")
-    found.model_input_names = ["input_ids", "attention_mask"]
-    return found
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    return tokenizer
 
 
 def hash_tokenizer(tokenizer: Any) -> str:

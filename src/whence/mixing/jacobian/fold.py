@@ -50,13 +50,13 @@ class Fold:
         if self.norm_in is not None:
             tangent = self.norm_in.tangent(self.block_input[at], tangent)
         count = self.heads.shape[0]
-        made = []
+        parts = []
         for matrix in (self.keys, self.values):
             out = tangent @ (matrix if matrix.dim() == 2 else matrix[at])
             groups = out.shape[-1] // (self.queries if matrix is self.keys else self.heads).shape[-1]
             out = out.unflatten(-1, (groups, -1))
-            made.append(out if groups == count else out.repeat_interleave(count // groups, dim=-2))
-        return made[0], made[1]
+            parts.append(out if groups == count else out.repeat_interleave(count // groups, dim=-2))
+        return parts[0], parts[1]
 
     def start(self, tangent: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
         """Directions (c, d) at one token each → (δo (n, c, d), δz (n, c, head, d_v) without the query's own part).
@@ -106,8 +106,8 @@ class Fold:
 
     def query_part(self, tangent: Tensor) -> Tensor:
         """(n, c, d) → (n, c, head, d_v): the query's own part of δz, which `d_residual` already holds for δo."""
-        made: Tensor = torch.bmm(tangent, self.query).unflatten(-1, (self.heads.shape[0], -1))
-        return made
+        moved: Tensor = torch.bmm(tangent, self.query).unflatten(-1, (self.heads.shape[0], -1))
+        return moved
 
     @property
     def bytes(self) -> int:
@@ -262,11 +262,11 @@ def block_jacobians(runner: Runner, chunk: int = 64) -> list[BlockJacobians]:
     for first in range(0, count * size, chunk):
         for i, state in enumerate(runner.d_heads(unit[first : first + chunk].expand(-1, -1, n, -1))):
             d_heads[i].append(state.transpose(0, 1))
-    made = []
+    blocks = []
     for block, moved, out in zip(d_residual, maps, d_heads, strict=True):
         query_part, key, value = (torch.cat(m, dim=1) for m in moved)
-        made.append(BlockJacobians(torch.cat(block, 1), torch.cat(out, 1), (query_part, key, value)))
-    return made
+        blocks.append(BlockJacobians(torch.cat(block, 1), torch.cat(out, 1), (query_part, key, value)))
+    return blocks
 
 
 __all__ = ["BlockJacobians", "Fold", "block_jacobians", "fold_read"]

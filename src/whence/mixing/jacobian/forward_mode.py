@@ -25,7 +25,7 @@ from whence.reading.capture.attach import accepted
 from whence.reading.capture.interface import plain_experts
 from whence.reading.capture.recorder import AttentionRecorder, Edit
 from whence.reading.capture.untouched import evaluating
-from whence.reading.rerun.replay import Change, block_handles, repeated, replay, touching
+from whence.reading.rerun.replay import TensorChange, block_handles, repeated, replay, touching
 from whence.reading.rerun.run import on_device
 from whence.reading.trace import Layer
 from whence.reading.wiring.handles import Handle
@@ -47,21 +47,21 @@ class Runner:
     layers: tuple[Layer, ...]
     custom: set[str] = field(default_factory=set, compare=False)  # operations that had to be opened
 
-    def _stepping(self, outputs: dict[int, Tensor], step: Tensor) -> dict[Handle, Change]:
+    def _stepping(self, outputs: dict[int, Tensor], step: Tensor) -> dict[Handle, TensorChange]:
         """`step` added to the embeddings, and every block's output noted down."""
         changes = self._watching(outputs)
         start = block_handles(self.sites[0])[0]
         changes[start] = _then(changes.get(start), lambda t: t + step)
         return changes
 
-    def _apart(self, changes: dict[Handle, Change], step: Tensor | None) -> dict[Handle, Change]:
+    def _apart(self, changes: dict[Handle, TensorChange], step: Tensor | None) -> dict[Handle, TensorChange]:
         """Every block reads its own recorded input, whatever the one before gave."""
         for i, site in enumerate(self.sites):
             start = block_handles(site)[0]
             changes[start] = _then(changes.get(start), self._put(i, step))
         return changes
 
-    def _put(self, i: int, step: Tensor | None) -> Change:
+    def _put(self, i: int, step: Tensor | None) -> TensorChange:
         """The block's input put back to what it was, with the direction added where there is one."""
         constant = self.layers[i].block_input[None]
         return lambda t: constant.to(t).expand_as(t) if step is None else constant.to(t) + step
@@ -95,11 +95,11 @@ class Runner:
         """Jᵀv by layer, (n, d), from a random v at the block's output to the embeddings, by the backward pass."""
         step = torch.zeros_like(self.layers[0].block_input[None], requires_grad=True)
         generator = torch.Generator().manual_seed(3)
-        made = []
+        slopes = []
         for state in self.differentiable(step):
             along = torch.randn(state.shape, generator=generator).to(state)
-            made.append(torch.autograd.grad(state, step, along, retain_graph=True)[0][0].double())
-        return made
+            slopes.append(torch.autograd.grad(state, step, along, retain_graph=True)[0][0].double())
+        return slopes
 
     def differentiable(self, step: Tensor) -> list[Tensor]:
         """Block outputs (1, n, d) with `step` (1, n, d) added to the embeddings, ready for backward passes."""
@@ -139,8 +139,8 @@ class Runner:
             calls = [recorder.calls[site.number] for site in self.sites]
             return [(call.query, call.key, call.weights) for call in calls]  # type: ignore[misc]
 
-        made: list[Moved] = self._pushed(function, tangents)
-        return made
+        reactions: list[Moved] = self._pushed(function, tangents)
+        return reactions
 
     def d_heads(self, tangents: Tensor) -> list[Tensor]:
         """Directions (c, head, n, d_v) at every block's head outputs, its input held → block outputs (c, n, d)."""
@@ -152,8 +152,8 @@ class Runner:
             self._replay(len(step), changes, recorder)
             return [outputs[i] for i in range(len(self.sites))]
 
-        made: list[Tensor] = self._pushed(function, tangents)
-        return made
+        states: list[Tensor] = self._pushed(function, tangents)
+        return states
 
     def _pushed(self, function: Callable[[Tensor], Any], tangents: Tensor) -> Any:
         """The derivative of `function` along each tangent, operations without a forward mode opened where it needs it."""
@@ -165,9 +165,9 @@ class Runner:
                     if REFUSED not in str(problem) and not isinstance(problem, NotImplementedError):
                         raise
             with opened() as seen:
-                made = _mapped(function, tangents)
+                derivative = _mapped(function, tangents)
             self.custom.update(seen)
-            return made
+            return derivative
 
     def caps(self) -> list[Cap | None]:
         """The soft cap on each layer's scores, where there is one."""
@@ -175,12 +175,12 @@ class Runner:
         self._replay(1, {}, recorder)
         return [recorder.calls[site.number].cap for site in self.sites]
 
-    def _replay(self, size: int, changes: Mapping[Handle, Change], recorder: AttentionRecorder) -> None:
+    def _replay(self, size: int, changes: Mapping[Handle, TensorChange], recorder: AttentionRecorder) -> None:
         with lock_of(self.model.model), plain_experts(self.model.model):
             replay(self.model, self.proof, repeated(self.inputs, size), size, changes, recorder=recorder)
 
-    def _watching(self, outputs: dict[int, Tensor]) -> dict[Handle, Change]:
-        changes: dict[Handle, Change] = {}
+    def _watching(self, outputs: dict[int, Tensor]) -> dict[Handle, TensorChange]:
+        changes: dict[Handle, TensorChange] = {}
         for i, site in enumerate(self.sites):
             end = block_handles(site)[1]
             changes[end] = _then(changes.get(end), _keeping(outputs, i))
@@ -196,12 +196,12 @@ class Runner:
         return {site.number: [Edit(output=hold(i))] for i, site in enumerate(self.sites)}
 
 
-def _keeping(outputs: dict[int, Tensor], i: int) -> Change:
+def _keeping(outputs: dict[int, Tensor], i: int) -> TensorChange:
     """Note the tensor down under `i`, the first time it comes by."""
     return lambda tensor: outputs.setdefault(i, tensor)
 
 
-def _then(before: Change | None, after: Change) -> Change:
+def _then(before: TensorChange | None, after: TensorChange) -> TensorChange:
     return after if before is None else lambda t: after(before(t))
 
 

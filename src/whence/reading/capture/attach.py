@@ -55,7 +55,7 @@ def picking_up(model: nn.Module, handles: Iterable[Handle]) -> Iterator[dict[Han
         def take(side: str, things: Any) -> None:
             for handle in wanted[name]:
                 if handle.side == side and handle.number == calls:
-                    tensor = handle.turned(follow(things, handle.path))
+                    tensor = handle.sequence_first(follow(things, handle.path))
                     found[handle] = tensor.clone() if handle.clone else tensor
 
         def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -93,7 +93,7 @@ def accepted(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs that this model's forward takes, and no cache: every position must be seen in this pass."""
     owner: Any = type(model)
     parameters, takes_any = _signature(owner)
-    kept = {name: value for name, value in inputs.items() if name in parameters or takes_any}
+    arguments = {name: value for name, value in inputs.items() if name in parameters or takes_any}
     if "use_cache" in parameters:
-        kept["use_cache"] = False
-    return kept
+        arguments["use_cache"] = False
+    return arguments

@@ -67,8 +67,8 @@ def eager_function(module: nn.Module) -> Callable[..., Any]:
             "patched this model's attention, so whence cannot vouch for what it reads. Undo that patch (or start "
             "a fresh process without it) and trace again."
         )
-    found: Callable[..., Any] = function
-    return found
+    eager: Callable[..., Any] = function
+    return eager
 
 
 class SoftmaxWatch(TorchFunctionMode):

@@ -17,7 +17,7 @@ from whence.model.load import Model
 from whence.reading.capture.attach import accepted, attached
 from whence.reading.capture.recorder import AttentionRecorder, Edit
 from whence.reading.rerun.run import on_device
-from whence.reading.rerun.touching import Change, touching
+from whence.reading.rerun.touching import TensorChange, touching
 from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.proof import Proof
 from whence.reading.wiring.sites import AttentionSite
@@ -42,7 +42,7 @@ def replay(
     proof: Proof,
     batch: Mapping[str, Tensor],
     size: int,
-    changes: Mapping[Handle, Change],
+    changes: Mapping[Handle, TensorChange],
     *,
     edits: Mapping[int, Sequence[Edit]] | None = None,
     recorder: AttentionRecorder | None = None,
@@ -62,4 +62,4 @@ def repeated(inputs: Mapping[str, Tensor], times: int) -> dict[str, Tensor]:
     return {name: t.expand(times, *t.shape[1:]) if t.shape[0] == 1 else t for name, t in inputs.items()}
 
 
-__all__ = ["Change", "block_handles", "repeated", "replay", "touching"]
+__all__ = ["TensorChange", "block_handles", "repeated", "replay", "touching"]

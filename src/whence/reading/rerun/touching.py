@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.op_graph import follow
 
-Change = Callable[[Tensor], Tensor]
+TensorChange = Callable[[Tensor], Tensor]
 
 
 @contextmanager
-def touching(model: nn.Module, changes: Mapping[Handle, Change]) -> Iterator[None]:
+def touching(model: nn.Module, changes: Mapping[Handle, TensorChange]) -> Iterator[None]:
     """While the block runs, each handle's tensor is replaced by what its function makes of it."""
     by_module: dict[str, list[Handle]] = {}
     for handle in changes:
@@ -30,8 +30,8 @@ def touching(model: nn.Module, changes: Mapping[Handle, Change]) -> Iterator[Non
         def put(side: str, things: Any) -> Any:
             for handle in by_module[name]:
                 if handle.side == side and handle.number == calls:
-                    made = changes[handle](handle.turned(follow(things, handle.path)))
-                    things = _with(things, handle.path, handle.turned(made))
+                    made = changes[handle](handle.sequence_first(follow(things, handle.path)))
+                    things = _with(things, handle.path, handle.sequence_first(made))
             return things
 
         def before(_module: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -63,7 +63,7 @@ def _read(model: nn.Module, proof: Proof, inputs: Mapping[str, Tensor]) -> dict[
         stack.enter_context(attached(model, proof.capture, recorder, batch))
         model(**inputs)
     starts = [graph.node(call.node) for call in recorder.calls if call.node is not None]
-    found = {}
+    readings = {}
     for site, call in zip(proof.sites, recorder.calls, strict=True):
         _, read = read_site(graph, call, proof.tolerance)
         others = {id(n) for n in starts if n.tensor is not call.node}
@@ -77,5 +77,5 @@ def _read(model: nn.Module, proof: Proof, inputs: Mapping[str, Tensor]) -> dict[
             maps = query_and_key_maps(graph, call, read, norm_in, values, proof.tolerance)
         except NotRecognised as problem:
             maps_reason = str(problem)
-        found[site.stack, site.layer] = BlockReading(feedforward, maps, values, norm_in, reason, maps_reason)
-    return found
+        readings[site.stack, site.layer] = BlockReading(feedforward, maps, values, norm_in, reason, maps_reason)
+    return readings

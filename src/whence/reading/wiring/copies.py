@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from whence.reading.capture.attach import attached, picking_up
 from whence.reading.capture.recorder import AttentionRecorder, Edit
-from whence.reading.rerun.touching import Change, touching
+from whence.reading.rerun.touching import TensorChange, touching
 from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.op_graph import walk
 
@@ -22,8 +22,8 @@ class Copy:
     """One sequence of the batch: what it is given, and what is done to it on the way."""
 
     inputs: Mapping[str, Any]
-    heads: Mapping[int, Change] = field(default_factory=dict)  # by call number, on (head, query, d_v)
-    states: Mapping[Handle, Change] = field(default_factory=dict)  # on (token, d)
+    heads: Mapping[int, TensorChange] = field(default_factory=dict)  # by call number, on (head, query, d_v)
+    states: Mapping[Handle, TensorChange] = field(default_factory=dict)  # on (token, d)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def run_copies(
         for name, body in _bodies(model).items():
             stack.callback(body.register_forward_hook(_final(name, finals)).remove)
         model(**batch)
-    found: list[CopyStates] = []
+    by_copy: list[CopyStates] = []
     for i in range(count):
         own: dict[Handle | str, Tensor] = {}
         places: list[tuple[Handle | str, Tensor]] = [*states.items(), *finals.items()]
@@ -66,8 +66,8 @@ def run_copies(
             row = _row(tensor, i, count)
             if row is not None:
                 own[place] = row
-        found.append(CopyStates([call.output[i].detach() for call in recorder.calls], own))
-    return found
+        by_copy.append(CopyStates([call.output[i].detach() for call in recorder.calls], own))
+    return by_copy
 
 
 def _edits(copies: Sequence[Copy]) -> dict[int, list[Edit]]:
@@ -75,7 +75,7 @@ def _edits(copies: Sequence[Copy]) -> dict[int, list[Edit]]:
     return {n: [Edit(output=_spread([c.heads.get(n) for c in copies]))] for n in calls}
 
 
-def _spread(changes: Sequence[Change | None]) -> Change:
+def _spread(changes: Sequence[TensorChange | None]) -> TensorChange:
     """One change for a batch: each sequence's own on its row."""
 
     def change(tensor: Tensor) -> Tensor:

@@ -26,40 +26,40 @@ class NotRecognised(Exception):
 
 def closure(node: Node) -> list[Node]:
     """`node` and everything that is the same numbers in another shape or dtype, forward in time."""
-    found = [node]
+    nodes = [node]
     seen = {id(node)}
-    for current in found:
+    for current in nodes:
         for op in current.consumers:
             if op.name not in PASSIVE or op.inputs[0] is not current:  # x.type_as(y) passes on x, not y
                 continue
             for out in op.outputs:
                 if id(out) not in seen and out.value.numel() == node.value.numel():
                     seen.add(id(out))
-                    found.append(out)
-    return found
+                    nodes.append(out)
+    return nodes
 
 
 def origins(node: Node) -> list[Node]:
     """`node` and what it was reshaped or cast from, backward in time."""
-    found = [node]
+    nodes = [node]
     while True:
-        op = found[-1].producer
+        op = nodes[-1].producer
         if op is None or op.name not in PASSIVE or not op.inputs or op.inputs[0].value.numel() != node.value.numel():
-            return found
-        found.append(op.inputs[0])
+            return nodes
+        nodes.append(op.inputs[0])
 
 
 def ancestors(nodes: Iterable[Node]) -> set[int]:
     """Ids of every node from which one of `nodes` was computed."""
     todo = list(nodes)
-    seen = {id(n) for n in todo}
+    numbers = {id(n) for n in todo}
     while todo:
         op = todo.pop().producer
         for parent in op.inputs if op is not None else ():
-            if id(parent) not in seen:
-                seen.add(id(parent))
+            if id(parent) not in numbers:
+                numbers.add(id(parent))
                 todo.append(parent)
-    return seen
+    return numbers
 
 
 def consumers(nodes: Iterable[Node]) -> list[tuple[Op, Node]]:

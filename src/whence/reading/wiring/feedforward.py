@@ -65,15 +65,15 @@ class FeedForward:
 
 
 def find_feedforward(
-    graph: OpGraph, op: Op | None, found: WiringEvidence, others: set[int], tolerance: float
+    graph: OpGraph, op: Op | None, evidence: WiringEvidence, others: set[int], tolerance: float
 ) -> FeedForward:
     """The half that follows the attention call made by `op`. others: ids of where the other attention calls start."""
-    state, wiring = found.state, found.wiring
-    if op is None or state is None or wiring is None or found.reason_c is not None:
-        raise NotRecognised(f"the state after attention is not known ({found.reason_c or found.reason_b})")
+    state, wiring = evidence.state, evidence.wiring
+    if op is None or state is None or wiring is None or evidence.reason_c is not None:
+        raise NotRecognised(f"the state after attention is not known ({evidence.reason_c or evidence.reason_b})")
     if wiring.parallel:
         raise NotRecognised("attention and feed-forward layer are parallel: there is no state between them")
-    out = block_output(op, found)
+    out = block_output(op, evidence)
     if out is None:
         raise NotRecognised("no module shows the state after the block")
     if id(out) in {id(n) for n in (*origins(state), *closure(state))}:
@@ -202,8 +202,8 @@ def _elementwise(start: Node, end: Node) -> Callable[[Tensor], Tensor]:
                     known[id(node)] = op.func(*_put(op.args, op, value), **_put(op.kwargs, op, value))
             return known[id(node)]
 
-        made: Tensor = value(end)
-        return made
+        result: Tensor = value(end)
+        return result
 
     return function
 

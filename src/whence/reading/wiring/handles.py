@@ -25,7 +25,7 @@ class Handle:
     onward: bool = True  # what is put in its place goes on through the model, not into a side branch
     token_first: bool = False  # the model has it as (token, sequence, d)
 
-    def turned(self, tensor: Tensor) -> Tensor:
+    def sequence_first(self, tensor: Tensor) -> Tensor:
         """From the model's layout to (sequence, token, d), and back."""
         return tensor.transpose(0, 1) if self.token_first else tensor
 
@@ -81,4 +81,4 @@ def find_handle(graph: OpGraph, node: Node, around: tuple[int, int] | None = Non
                     seen.append((when, handle))
     if not seen:
         return None
-    return seen[0][1] if around is not None else min(seen, key=lambda place: place[0])[1]
+    return seen[0][1] if around is not None else min(seen, key=lambda pair: pair[0])[1]

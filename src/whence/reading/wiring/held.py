@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from whence.reading.capture.recorder import Call
-from whence.reading.rerun.touching import Change
+from whence.reading.rerun.touching import TensorChange
 from whence.reading.wiring.claim import AttentionClaim
 from whence.reading.wiring.copies import Copy, CopyStates, run_copies
 from whence.reading.wiring.handles import Handle
@@ -57,7 +57,7 @@ def _positions(n: int) -> list[int]:
     return sorted({min(1, n - 1), n // 2, max(n - 2, 0)}) if n > 1 else []
 
 
-def _hold(output: Tensor) -> Change:
+def _hold(output: Tensor) -> TensorChange:
     return lambda _: output
 
 
@@ -72,7 +72,7 @@ def _other_token(given: Tensor, at: int) -> Tensor:
     return changed
 
 
-def _nudge(at: int) -> Change:
+def _nudge(at: int) -> TensorChange:
     def nudge(state: Tensor) -> Tensor:
         state = state.clone()
         state[at] = state[at].roll(1, -1) * 1.5

@@ -105,8 +105,8 @@ def _rows(n: int) -> Tensor:
     return torch.randperm(n, generator=torch.Generator().manual_seed(n))[:ROWS]
 
 
-def _refuse(made: Tensor, theirs: Tensor, tolerance: float, name: str, site: AttentionSite, what: str) -> None:
-    apart, size = float((made - theirs).abs_().amax()), float(theirs.abs().amax())
+def _refuse(rebuilt: Tensor, theirs: Tensor, tolerance: float, name: str, site: AttentionSite, what: str) -> None:
+    apart, size = float((rebuilt - theirs).abs_().amax()), float(theirs.abs().amax())
     error = apart / size if size > 0 else apart
     if not error <= tolerance:
         raise ModelError(

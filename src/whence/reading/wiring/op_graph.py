@@ -93,10 +93,10 @@ class OpGraph(TorchFunctionMode):
         self._numbers: dict[int, int] = {}
 
     def node(self, tensor: Tensor) -> Node:
-        found = self._nodes.get(id(tensor))
-        if found is None:
-            found = self._nodes[id(tensor)] = Node(tensor)
-        return found
+        node = self._nodes.get(id(tensor))
+        if node is None:
+            node = self._nodes[id(tensor)] = Node(tensor)
+        return node
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -171,11 +171,11 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1, tensor.shape[-1]).to(torch.float64)
 
 
-def deviation(found: Tensor, expected: Tensor) -> float:
+def deviation(value: Tensor, expected: Tensor) -> float:
     """The largest difference relative to the largest expected entry; infinite where shapes or values cannot match."""
-    if found.shape != expected.shape:
+    if value.shape != expected.shape:
         return float("inf")
-    found, expected = found.detach().to(torch.float64), expected.detach().to(torch.float64)
+    value, expected = value.detach().to(torch.float64), expected.detach().to(torch.float64)
     scale = expected.abs().max()
-    error = (found - expected).abs().max() / scale if scale > 0 else (found - expected).abs().max()
+    error = (value - expected).abs().max() / scale if scale > 0 else (value - expected).abs().max()
     return float(error) if bool(torch.isfinite(error)) else float("inf")

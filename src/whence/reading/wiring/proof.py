@@ -119,7 +119,7 @@ def _prove_way(
     capture: str,
     inputs: Mapping[str, Any],
     batch: int,
-    plain: Mapping[Any, Tensor],
+    expected: Mapping[Any, Tensor],
     tolerance: float,
     tried: tuple[str, ...],
 ) -> Proof:
@@ -147,10 +147,11 @@ def _prove_way(
         raise NotRecognised(
             f"its attention runs in {windows // batch} windows of each input, which whence does not put together to one"
         )
-    error_d = max((deviation(outputs[k], plain[k]) for k in plain if k in outputs), default=float("inf"))
+    error_d = max((deviation(outputs[k], expected[k]) for k in expected if k in outputs), default=float("inf"))
     if error_d > tolerance:
         raise NotRecognised(
-            f"the outputs with the recorder differ by {error_d:.1e} from those without it{_why(model, inputs, plain, tolerance)}"
+            f"the outputs with the recorder differ by {error_d:.1e} from those without it"
+            f"{_why(model, inputs, expected, tolerance)}"
         )
     readings = [read_site(graph, call, tolerance) for call in recorder.calls]
     wrong = [i for i, reading in enumerate(readings) if reading[0] > tolerance]
@@ -164,10 +165,10 @@ def _prove_way(
     return Proof(capture, tuple(sites), error_d, tolerance, tried, errors.held, errors.mixes)
 
 
-def _why(model: nn.Module, inputs: Mapping[str, Any], plain: Mapping[Any, Tensor], tolerance: float) -> str:
+def _why(model: nn.Module, inputs: Mapping[str, Any], expected: Mapping[Any, Tensor], tolerance: float) -> str:
     """Whose fault it is when (d) fails: a model that is never twice the same, or that differs from its own eager self."""
     again = _plain_outputs(model, inputs)
-    noise = max(deviation(again[k], plain[k]) for k in plain)
+    noise = max(deviation(again[k], expected[k]) for k in expected)
     if noise > tolerance:
         return f"; two plain runs differ by {noise:.1e} from each other, so the model is not deterministic"
     own = getattr(getattr(model, "config", None), "_attn_implementation_internal", None)
@@ -175,7 +176,7 @@ def _why(model: nn.Module, inputs: Mapping[str, Any], plain: Mapping[Any, Tensor
         return ""
     with attached(model, INTERFACE, AttentionRecorder(), 1):  # only a pass that is recorded runs eager
         eager = _numbers(model(**inputs))
-    gap = max(deviation(eager[k], plain[k]) for k in plain)
+    gap = max(deviation(eager[k], expected[k]) for k in expected)
     if gap <= tolerance:
         return ""
     return (

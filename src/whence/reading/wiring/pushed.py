@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whence.reading.capture.recorder import Call
-from whence.reading.rerun.touching import Change
+from whence.reading.rerun.touching import TensorChange
 from whence.reading.wiring.claim import AttentionClaim
 from whence.reading.wiring.copies import Copy, CopyStates
 from whence.reading.wiring.handles import Handle
@@ -48,7 +48,7 @@ def push_error(
     p = [claim.projection(seen.outputs[number].double()) for seen in (before, after)]
     wiring, handles = claim.wiring, claim.handles
     place: Handle | None = claim.projected
-    function: Change = lambda q: q  # noqa: E731
+    function: TensorChange = lambda q: q  # noqa: E731
     if wiring is not None and claim.stream is not None:
         place, function = claim.stream, wiring.branch
     elif wiring is not None and handles is not None and handles.after is not None and handles.residual in before.states:

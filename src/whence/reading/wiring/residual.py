@@ -207,26 +207,31 @@ def _carried_on(node: Node) -> bool:
     return False
 
 
-def _uses(found: _Sum) -> tuple[int, int]:
+def _uses(addition: _Sum) -> tuple[int, int]:
     """The first and the last operation of the block that reads its residual."""
-    reading = [op.index for op, _ in consumers(closure(found.residual)) if op.index <= found.add.index]
-    return min(reading, default=found.add.index), found.add.index
+    reading = [op.index for op, _ in consumers(closure(addition.residual)) if op.index <= addition.add.index]
+    return min(reading, default=addition.add.index), addition.add.index
 
 
-def block_output(site: Op, found: WiringEvidence) -> Node | None:
+def block_output(site: Op, evidence: WiringEvidence) -> Node | None:
     """The state after the whole block: what the innermost enclosing module that was given the residual gives back."""
-    if found.residual is None or found.state is None or found.stream is None or found.stream.producer is None:
+    if (
+        evidence.residual is None
+        or evidence.state is None
+        or evidence.stream is None
+        or evidence.stream.producer is None
+    ):
         return None
-    joined = found.stream.producer.index  # the block must hold the residual add, not the attention alone
-    given = {id(n) for n in (*origins(found.residual), *closure(found.residual))}
-    own = {id(n) for n in (*origins(found.state), *closure(found.state))}
-    width = found.state.value.shape[-1]
+    joined = evidence.stream.producer.index  # the block must hold the residual add, not the attention alone
+    given = {id(n) for n in (*origins(evidence.residual), *closure(evidence.residual))}
+    own = {id(n) for n in (*origins(evidence.state), *closure(evidence.state))}
+    width = evidence.state.value.shape[-1]
     fallback: Node | None = None
     for call in reversed(site.region):
         if not call.begin <= joined < call.end or not any(id(node) in given for _, node in call.inputs):
             continue
         for _, out in call.outputs:
-            if out.value.dim() < 2 or out.value.shape[-1] != width or out.value.numel() != found.state.value.numel():
+            if out.value.dim() < 2 or out.value.shape[-1] != width or out.value.numel() != evidence.state.value.numel():
                 continue
             if id(out) not in own:
                 return out
@@ -235,6 +240,6 @@ def block_output(site: Op, found: WiringEvidence) -> Node | None:
     return fallback
 
 
-def with_projection(found: WiringEvidence, projection: Projection, projected: Node, error: float) -> WiringEvidence:
+def with_projection(evidence: WiringEvidence, projection: Projection, projected: Node, error: float) -> WiringEvidence:
     """The same findings with the projection that led to them."""
-    return replace(found, projection=projection, projected=projected, error_b=error)
+    return replace(evidence, projection=projection, projected=projected, error_b=error)

@@ -24,12 +24,12 @@ class SecondNorm:
     before: Handle
 
 
-def find_second_norm(graph: OpGraph, op: Op | None, found: WiringEvidence, tolerance: float) -> SecondNorm | None:
+def find_second_norm(graph: OpGraph, op: Op | None, evidence: WiringEvidence, tolerance: float) -> SecondNorm | None:
     """From the state after attention, plainly added to something, through a norm, to the block's output."""
-    state, wiring = found.state, found.wiring
-    if op is None or state is None or wiring is None or found.reason_c is not None or wiring.kind != POST:
+    state, wiring = evidence.state, evidence.wiring
+    if op is None or state is None or wiring is None or evidence.reason_c is not None or wiring.kind != POST:
         return None
-    out = block_output(op, found)
+    out = block_output(op, evidence)
     if out is None or id(out) in {id(n) for n in (*origins(state), *closure(state))}:
         return None
     last = {id(n) for n in origins(out)}

@@ -103,8 +103,8 @@ def _projection(start: Node, heads: Tensor, batch: int, tolerance: float) -> tup
             raise NotRecognised(f"{problem}; {second}") from None
 
 
-def _reasons(found: WiringEvidence, b: str | None, c: str | None) -> WiringEvidence:
-    return replace(found, reason_b=b, reason_c=c)
+def _reasons(evidence: WiringEvidence, b: str | None, c: str | None) -> WiringEvidence:
+    return replace(evidence, reason_b=b, reason_c=c)
 
 
 def number_sites(

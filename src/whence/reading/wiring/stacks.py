@@ -43,9 +43,9 @@ def stack_names(
     ] * len(calls)
 
 
-def _pooled(graph: OpGraph, call: Call, found: WiringEvidence) -> bool:
+def _pooled(graph: OpGraph, call: Call, evidence: WiringEvidence) -> bool:
     """Whether the stream that this call's output is added to was itself made from the one that the keys are read from."""
-    if found.residual is None or call.key is None:
+    if evidence.residual is None or call.key is None:
         return False
     op, read = graph.node(call.key).producer, None
     while op is not None and op.inputs:  # back to what the keys' linear map reads
@@ -53,18 +53,18 @@ def _pooled(graph: OpGraph, call: Call, found: WiringEvidence) -> bool:
         if op.name in ("linear", "addmm", "matmul"):
             break
         op = read.producer
-    return read is not None and bool({id(n) for n in origins(read)} & ancestors([found.residual]))
+    return read is not None and bool({id(n) for n in origins(read)} & ancestors([evidence.residual]))
 
 
-def _reads_elsewhere(graph: OpGraph, call: Call, found: WiringEvidence, two: bool) -> bool:
+def _reads_elsewhere(graph: OpGraph, call: Call, evidence: WiringEvidence, two: bool) -> bool:
     """Cross-attention: the keys do not come from the stream that the output is added to.
 
     In a model of one stack the lengths decide: layers may share keys with an earlier layer, which is no other stream.
     """
     n_query, n_key = call.weights.shape[-2:]
-    if found.residual is None or call.key is None or not two:
+    if evidence.residual is None or call.key is None or not two:
         return n_query != n_key
-    stream: set[int] = {id(n) for n in (*origins(found.residual), *closure(found.residual))}
+    stream: set[int] = {id(n) for n in (*origins(evidence.residual), *closure(evidence.residual))}
     return not (ancestors([graph.node(call.key)]) & stream)
 
 

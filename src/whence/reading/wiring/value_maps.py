@@ -15,20 +15,20 @@ from whence.reading.wiring.residual import WiringEvidence
 
 
 def find_value_map(
-    graph: OpGraph, value: Tensor, found: WiringEvidence, tolerance: float
+    graph: OpGraph, value: Tensor, evidence: WiringEvidence, tolerance: float
 ) -> tuple[Norm | None, LinearMap]:
     """values = n(r) · weight + bias, columns in the order (kv head, d_v)."""
-    if found.residual is None:
+    if evidence.residual is None:
         raise NotRecognised("the block's input is not known")
     read, linear = _map_of(graph.node(value))
-    same = {id(n) for n in (*origins(found.residual), *closure(found.residual))}
+    same = {id(n) for n in (*origins(evidence.residual), *closure(evidence.residual))}
     norm: Norm | None = None
     if not same & {id(n) for n in origins(read)}:
         normed = norm_making(graph, read, tolerance)
         if normed is None or not same & {id(n) for n in origins(normed[1])}:
             raise NotRecognised("the values are read neither from the block's input nor from a norm of it")
         norm = normed[0]
-    state = flat(found.residual.value)
+    state = flat(evidence.residual.value)
     rebuilt = linear(state if norm is None else norm(state))
     error = deviation(_by_token(value), rebuilt)
     if error > tolerance:
@@ -37,11 +37,11 @@ def find_value_map(
 
 
 def query_and_key_maps(
-    graph: OpGraph, call: Call, found: WiringEvidence, norm: Norm | None, values: LinearMap, tolerance: float
+    graph: OpGraph, call: Call, evidence: WiringEvidence, norm: Norm | None, values: LinearMap, tolerance: float
 ) -> tuple[LinearMap, LinearMap, LinearMap]:
     """Queries and keys as linear maps of the same normed input: no rotation, no norm of their own."""
-    assert found.residual is not None
-    state = flat(found.residual.value)
+    assert evidence.residual is not None
+    state = flat(evidence.residual.value)
     read = state if norm is None else norm(state)
     maps = []
     for name, tensor in (("queries", call.query), ("keys", call.key)):
