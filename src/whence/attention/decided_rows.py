@@ -13,7 +13,7 @@ from whence.attention.position_names import position_names
 from whence.core.attention.decision import Claim
 from whence.errors import InputError
 from whence.model.catalogue import find
-from whence.reading.trace import Stack, Trace
+from whence.reading.trace import Layer, Stack, Trace
 from whence.results.labels import Tokens
 
 
@@ -75,7 +75,7 @@ def gather_rows(
         value = row_of(at, place, 0)[1].detach().to(torch.float64)[:n]
         visible = at.visible_mask
         seen = (visible if visible.dim() == 2 else visible[place])[list(places)]
-        row = at.attention[place, list(places)].detach().to(torch.float64)
+        row = _rows(at.select([at.heads[place]]), places).detach().to(torch.float64)
         if sink:
             # A learned sink is one more key, always visible, with value 0; a head without one cannot look at it.
             rest = torch.zeros(len(row)) if at.sink is None else at.sink[place, list(places)]
@@ -108,3 +108,13 @@ def find_named(tokens: Tokens, names: Sequence[str], key: int | str) -> int:
     if isinstance(key, str) and names.count(key) == 1:
         return list(names).index(key)
     return find_token(tokens, key)
+
+
+_FEW = 32  # rows that are made one by one; more of them are quicker together
+
+
+def _rows(head: Layer, places: Sequence[int]) -> Tensor:
+    """[row, key]: these rows of a layer with one head."""
+    if len(places) > _FEW:
+        return head.attention[0, list(places)]
+    return torch.stack([head.rows(place, place + 1)[0, 0] for place in places])

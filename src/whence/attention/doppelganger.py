@@ -154,7 +154,7 @@ def _sampled(stack: Stack, moved: Tensor, sample: int, seed: int) -> dict[str, T
     for k in range(sample):
         i = k % len(stack)
         layer = stack.layers[i]
-        heads, n_query, _ = layer.attention.shape
+        heads, n_query, _ = layer.shape
         h = int(torch.randint(heads, (1,), generator=generator))
         q = int(torch.randint(n_query, (1,), generator=generator))
         weights, values, visible = row_of(layer, h, q)

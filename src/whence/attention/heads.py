@@ -125,5 +125,12 @@ def head_of(layer: Layer, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
 
 def row_of(layer: Layer, index: int, query: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """One attention row [key], the values of its head [key, d_v], and which keys it sees; a sink is the last key."""
-    weights, values, visible = head_of(layer, index)
-    return weights[query], values, None if visible is None else visible[query]
+    values = identifying_values(layer)
+    weights, values = layer.weights_of(index, query), values[index * values.shape[0] // len(layer.heads)]
+    visible, sink = layer.visible_of(index), layer.sink
+    visible = None if visible is None else visible[query]
+    if sink is not None:
+        weights = torch.cat([weights, sink[index, query].to(weights)[None]], -1)
+        values = pad(values, (0, 0, 0, 1))
+        visible = None if visible is None else pad(visible, (0, 1), value=True)
+    return weights, values, visible

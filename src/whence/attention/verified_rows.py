@@ -40,7 +40,7 @@ def verify_rows(
     for k, (heads, query, rows, others) in enumerate(places):
         for (layer, head), row, instead in zip(heads, rows, others, strict=True):
             found = stack[layer]
-            total = float(found.attention[found.heads.index(head), query].to(torch.float64).sum()) / float(
+            total = float(found.weights_of(found.heads.index(head), query).to(torch.float64).sum()) / float(
                 row[:n].sum()
             )
             far = 0.5 * float((instead - row).abs().sum())
@@ -53,7 +53,7 @@ def verify_rows(
             for changed, new in ((own, row), (other, instead), (control, random)):
                 changed.append(Replace(layer, new[:n] * total, head, query, attention))
     runs = [substitute(trace, changes, model=model) for changes in (own, other, control)]
-    eps = torch.finfo(stack.layers[0].attention.dtype).eps
+    eps = torch.finfo(stack.layers[0].dtype).eps
     outputs = [[_outputs(run, attention, place) for place in places] for run in runs]
     good = [(relative(b, a) or 0.0) <= _UNITS * eps for a, b in zip(outputs[0], outputs[1], strict=True)]
     heads_changed = [relative(torch.cat(out), torch.cat(outputs[0])) or 0.0 for out in outputs[1:]]

@@ -101,7 +101,7 @@ def alti_logit(
         raise InputError(f"foil={foil!r} is the target itself ({word}): there is nothing between them to explain.")
     direction, bias, final = _read_out(trace, chosen, word, other, at)
     logit = trace.logits[at, word] if other is None else trace.logits[at, word] - trace.logits[at, other]
-    dtype = working(stack.layers[0].attention)
+    dtype = working(stack.layers[0].outputs)
     decompositions = [decompose(layer) for layer in stack]
     origin = rollout(torch.stack([alti(part)[0] for part in decompositions]))
     direct = torch.stack([_heads(layer, direction.to(dtype), at) for layer in stack])  # (layer, head, position)
@@ -133,7 +133,10 @@ def _heads(layer: Layer, direction: Tensor, at: int) -> Tensor:
     weight = weight if projection.rows is None else projection.rows[at].to(direction) @ weight
     weight = layer.equation("attention branch").branch_part(weight, layer.projected[at].to(direction))
     toward = weight @ direction  # (head, d_v)
-    return layer.attention[:, at].to(direction) * torch.einsum("hkv,hv->hk", layer.values.to(direction), toward)
+    place = at % layer.shape[1]
+    return layer.rows(place, place + 1)[:, 0].to(direction) * torch.einsum(
+        "hkv,hv->hk", layer.values.to(direction), toward
+    )
 
 
 def _constant(layer: Layer, at: int) -> Tensor:

@@ -13,7 +13,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from whence.reading.trace import Layer, Trace
+from whence.reading.layer import STATES, Layer
+from whence.reading.trace import Trace
 
 PAIRS = 1 << 14
 """Queries × keys worked on together: 16 sequences of 32 tokens. From 91 tokens on each is worked on alone."""
@@ -50,23 +51,46 @@ def _alike(one: Trace, other: Trace) -> bool:
             same = x._projection is y._projection and x._projection is not None and x.wiring is y.wiring
             if not same or x.heads != y.heads or x.index != y.index or x.causal != y.causal:
                 return False
-            if any((getattr(x, name) is None) != (getattr(y, name) is None) for name in _STATES + _HEADS):
+            if (x.rebuilt, x.scale, x.cap) != (y.rebuilt, y.scale, y.cap):
+                return False
+            if any((getattr(x, name) is None) != (getattr(y, name) is None) for name in STATES + _HEADS):
                 return False
     return True
 
 
-_STATES = ("_block_input", "_after_attention", "_block_output", "_before_second_norm", "_side")
-_HEADS = ("_attention", "grouped_values", "_outputs")
+_HEADS = ("_attention", "grouped_values", "_outputs", "sink")
 
 
 def stacked(layers: Sequence[Layer]) -> Layer:
     """One layer of several sequences: every tensor with the sequence as its first axis."""
     if len(layers) == 1:
         return layers[0]
-    made = {name: _together([getattr(layer, name) for layer in layers], last=True) for name in (*_STATES, "_outputs")}
+    made = {name: _together([getattr(layer, name) for layer in layers], last=True) for name in (*STATES, "_outputs")}
     made["grouped_values"] = _together([layer.grouped_values for layer in layers], last=False)
     made["_attention"] = _attention([layer._attention for layer in layers])
-    return replace(layers[0], _queries=None, grouped_keys=None, visible=None, bias=None, **made)  # type: ignore[arg-type]
+    made |= dict.fromkeys(("_queries", "grouped_keys", "visible", "bias"))
+    if layers[0].sink is not None:
+        sinks = _together([layer.sink[..., None] for layer in layers if layer.sink is not None], last=True)
+        made["sink"] = None if sinks is None else sinks[..., 0]
+    if layers[0].rebuilt and made["_attention"] is None:  # made again for all of them at once
+        made["_queries"] = _together([layer._queries for layer in layers], last=True)
+        made["grouped_keys"] = _together([layer.grouped_keys for layer in layers], last=False)
+        made["visible"] = _pairs([layer.visible_mask for layer in layers])
+        if any(layer.bias is not None for layer in layers):
+            biases = [torch.zeros(()) if layer.bias is None else layer.bias for layer in layers]
+            made["bias"] = _pairs(
+                [b.expand(*b.shape[:-2], *la.shape[1:]) for b, la in zip(biases, layers, strict=True)]
+            )
+    return replace(layers[0], **made)  # type: ignore[arg-type]
+
+
+def _pairs(tensors: Sequence[Tensor]) -> Tensor:
+    """(query, key) or (head, query, key) each → (sequence, head or 1, query, key); padded keys are 0, or not visible."""
+    held = [t if t.dim() == 3 else t[None] for t in tensors]
+    heads = max(len(t) for t in held)
+    found = _attention([t.expand(heads, *t.shape[1:]) for t in held])
+    assert found is not None
+    return found
 
 
 def _together(tensors: Sequence[Tensor | None], last: bool) -> Tensor | None:
@@ -94,7 +118,7 @@ def _attention(tensors: Sequence[Tensor | None]) -> Tensor | None:
 
 def unpadded(padded: Tensor, row: int, layer: Layer, crossed: bool) -> Tensor:
     """One sequence's (query, source) out of (sequence, query, source); crossed: the residual is the last column."""
-    queries, keys = layer.attention.shape[-2:]
+    _, queries, keys = layer.shape
     mine = padded[row, :queries]
     if crossed and mine.shape[-1] > keys + 1:
         return torch.cat([mine[:, :keys], mine[:, -1:]], dim=1)

@@ -150,7 +150,7 @@ def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
         raise WiringError(
             f"layer {layer.index}: its wiring is not proved ({layer.reason}), so its parts are not known."
         )
-    dtype = working(layer.attention)
+    dtype = working(layer.outputs)
 
     def to(tensor: Tensor) -> Tensor:
         return tensor.detach().to(dtype)

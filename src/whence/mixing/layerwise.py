@@ -188,7 +188,7 @@ def single(trace: Trace, attention: str | None, name: str) -> Stack:
 
 
 def _check_shape(rows: Tensor, layer: Layer, crossed: bool, method: LayerMethod) -> None:
-    queries, keys = layer.attention.shape[-2:]
+    _, queries, keys = layer.shape
     if tuple(rows.shape) != (queries, keys + int(crossed)):
         raise InputError(
             f"{type(method).__name__}.matrix gave {tuple(rows.shape)} for layer {layer.index}: {queries} queries and "

@@ -52,9 +52,7 @@ def value_zeroing(
             scores[:, :, first : first + size] = _without(trace, chosen, proof, sites, first, size)
             for _ in range(size):
                 step()
-    scores = scores.to(
-        stack.layers[0].attention.dtype if stack.layers[0].attention.dtype == torch.float64 else torch.float32
-    )
+    scores = scores.to(torch.float64 if stack.layers[0].dtype == torch.float64 else torch.float32)
     rows, degenerate = zip(*(normalise_rows(layer.clamp(min=0)) for layer in scores), strict=True)
     settings |= {} if trace.mixes is None else {"mixes": trace.mixes}
     return Contributions.of_stack(

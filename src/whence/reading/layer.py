@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,11 +11,18 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, WiringError
+from whence.reading.attention_rows import BLOCK, attention_rows, output_error, rows_at_a_time, tolerance_of
 from whence.reading.capture.recorder import mix
 from whence.reading.tensor_tree import map_tensors
 from whence.reading.wiring.equation import Wiring
 from whence.reading.wiring.norms import Norm
 from whence.reading.wiring.projection import Projection
+
+HELD = 1 << 20
+"""Attention of at most this many weights is held on to once it was made: 4 MB in float32."""
+
+STATES = ("_block_input", "_after_attention", "_block_output", "_before_second_norm", "_side")
+"""The parts of a layer with a row for each query and the model's width."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,9 @@ class Layer:
     _before_second_norm: Tensor | None = None  # [query, d]
     sink: Tensor | None = None  # [head, query]: the weight of a learned sink, a key that is always visible, of value 0
     _side: Tensor | None = None  # [query, d], parallel: what else is added, made from the token's own state
+    cap: tuple[float, float] | None = None  # a soft cap on the scores: (factor on query·key, cap)
+    rebuilt: bool = False  # the pass was fused: attention is made again, row by row, from queries and keys
+    first_row: int = 0  # which of the layer's rows the first one here is (`block`)
 
     def _if_kept(self, tensor: Tensor | None, name: str) -> Tensor:
         if tensor is None:
@@ -53,8 +64,126 @@ class Layer:
 
     @property
     def attention(self) -> Tensor:
-        """[head, query, key]; rows sum to 1, or with `sink` to 1 where the model has learned sinks."""
-        return self._if_kept(self._attention, "attention")
+        """[head, query, key]; rows sum to 1, or with `sink` to 1 where the model has learned sinks.
+
+        Where the pass was fused it is made now, block by block, each block checked against the model's own head outputs.
+        It is held on to where it is small; else it lives as long as somebody uses it.
+        """
+        if self._attention is not None or not self.rebuilt:
+            return self._if_kept(self._attention, "attention")
+        known = vars(self).get("_made")
+        made: Tensor | None = known() if known is not None else None
+        if made is None:
+            made = self._rebuilt()
+            held = made
+            small = made.numel() <= HELD
+            vars(self)["_made"] = (lambda: held) if small else weakref.ref(made)
+        return made
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(heads, queries, keys) of the attention, without making it."""
+        if self._attention is not None:
+            heads, queries, keys = self._attention.shape[-3:]
+            return heads, queries, keys
+        if not self.rebuilt or self._outputs is None or self.grouped_values is None:
+            return self.attention.shape[-3:]  # type: ignore[return-value]  # refused with the reason
+        return len(self.heads), self._outputs.shape[-2], self.grouped_values.shape[-2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The attention's, without making it."""
+        return self.attention.dtype if self._outputs is None or not self.rebuilt else self._outputs.dtype
+
+    def rows(self, first: int, last: int) -> Tensor:
+        """[head, row, key]: the attention of queries first … last − 1 and of no other.
+
+        >>> import whence
+        >>> layer = whence.trace(whence.load(), "The bank raised its rates.")[0]
+        >>> layer.rows(2, 4).shape, bool(torch.equal(layer.rows(2, 4), layer.attention[:, 2:4]))
+        (torch.Size([12, 2, 8]), True)
+        """
+        _, queries, keys = self.shape
+        if not 0 <= first < last <= queries:
+            raise InputError(f"rows({first}, {last}) of layer {self.index}: there are rows 0 … {queries - 1}.")
+        if self._attention is not None or not self.rebuilt:
+            return self.attention[..., first:last, :]
+        made = self.block(first, last)._rebuilt()
+        return made if made.shape[-1] == keys else torch.nn.functional.pad(made, (0, keys - made.shape[-1]))
+
+    def _rebuilt(self) -> Tensor:
+        """The attention of every row here, a block at a time."""
+        heads, queries, keys = self.shape
+        step = rows_at_a_time(heads, keys)
+        if step >= queries or self.outputs.dim() == 4:
+            return self._rows_made()
+        out = self.outputs.new_zeros(heads, queries, keys)
+        for first in range(0, queries, step):
+            made = self.block(first, min(first + step, queries))._rows_made()
+            out[:, first : first + made.shape[1], : made.shape[2]] = made
+        return out
+
+    def _rows_made(self) -> Tensor:
+        """Every row here at once, checked against the head outputs."""
+
+        def batched(t: Tensor) -> Tensor:
+            return t if self.outputs.dim() == 4 else t[None]
+
+        query, key = batched(self.queries), batched(self._if_kept(self.grouped_keys, "keys"))
+        scale, cap = (self.scale, None) if self.cap is None else self.cap
+        assert scale is not None
+        sink = None if self.sink is None else batched(self.sink)
+        weights = attention_rows(query, key, scale=scale, cap=cap, visible=self.visible, bias=self.bias, sink=sink)
+        value, output = batched(self._if_kept(self.grouped_values, "values")), batched(self.outputs)
+        error, tolerance = output_error(weights, value, output), tolerance_of(output.dtype)
+        if not error <= tolerance:
+            last = self.first_row + query.shape[-2] - 1
+            raise WiringError(
+                f"layer {self.index}, rows {self.first_row} … {last}: attention made from queries and keys does not give the "
+                f"head outputs that the model computed (off by {error:.1e}, tolerance {tolerance:.0e}), so it is not given out."
+            )
+        weights = weights.to(self.outputs.dtype)
+        return weights if self.outputs.dim() == 4 else weights[0]
+
+    def block(self, first: int, last: int) -> Layer:
+        """Queries first … last − 1 of this layer as a layer of its own; under a causal mask, with the keys that they see."""
+        queries, keys = self.shape[1:]
+        cut_keys = self.causal and queries == keys and self.first_row == 0
+        end = last if cut_keys else keys
+
+        def at(t: Tensor | None, axis: int, stop: int = last, start: int = first) -> Any:
+            return None if t is None else t.narrow(axis, start, stop - start)
+
+        def pairs(t: Tensor | None) -> Tensor | None:
+            if t is None:
+                return None
+            t = t if t.shape[-2] == 1 else at(t, -2)
+            return t if t.shape[-1] == 1 else at(t, -1, end, 0)
+
+        projection = self._projection
+        if projection is not None and projection.rows is not None:
+            projection = replace(projection, rows=at(projection.rows, 0))
+        return replace(
+            self,
+            _attention=pairs(self._attention),
+            _queries=at(self._queries, -2),
+            grouped_keys=at(self.grouped_keys, -2, end, 0),
+            grouped_values=at(self.grouped_values, -2, end, 0),
+            _outputs=at(self._outputs, -2),
+            visible=pairs(self.visible),
+            bias=pairs(self.bias),
+            sink=at(self.sink, -1),
+            _projection=projection,
+            first_row=self.first_row + first,
+            **{name: at(getattr(self, name), -2) for name in STATES},
+        )
+
+    def blocks(self, size: int = BLOCK) -> Iterator[Layer]:
+        """The layer in blocks of rows of at most `size` weights, in order (see `block`)."""
+        heads, queries, keys = self.shape
+        step = rows_at_a_time(heads, keys, size)
+        for first in range(0, queries, step):
+            yield self if step >= queries else self.block(first, min(first + step, queries))
 
     @property
     def attention_and_sink(self) -> Tensor:
@@ -177,8 +306,8 @@ class Layer:
         """Boolean [query, key] (or [head, query, key]): which keys each query may look at."""
         if self.visible is not None:
             return self.visible
-        reference = self.attention
-        return torch.ones(reference.shape[-2:], dtype=torch.bool, device=reference.device)
+        like = self.grouped_values if self._attention is None else self._attention
+        return torch.ones(self.shape[-2:], dtype=torch.bool, device=None if like is None else like.device)
 
     def visible_of(self, head: int) -> Tensor | None:
         """[query, key]: which keys the head at this place sees; None: all of them."""
@@ -187,7 +316,14 @@ class Layer:
     def row(self, head: int, query: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """The row of one query of the head at this place: weights [key], values [key, d_v], visible [key] (None: all)."""
         visible = self.visible_of(head)
-        return self.attention[head, query], self.values[head], None if visible is None else visible[query]
+        return self.weights_of(head, query), self.values[head], None if visible is None else visible[query]
+
+    def weights_of(self, head: int, query: int) -> Tensor:
+        """[key]: one row of the head at this place, without making any other."""
+        if self._attention is not None or not self.rebuilt:
+            return self.attention[head, query]
+        made = self.select([self.heads[head]]).rows(query, query + 1)
+        return made[0, 0]
 
     def select(self, heads: Sequence[int]) -> Layer:
         """The same layer with only these heads (by the model's numbering)."""

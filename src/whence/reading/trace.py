@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["KEEP", "Layer", "Stack", "Trace"]
 
 KEEP = ("attention", "queries", "keys", "values", "outputs", "states")
+ROWS_NEED = frozenset({"queries", "keys", "values", "outputs"})
+"""What rows of attention are made again from, and checked against, where the pass was fused."""
 
 
 @dataclass(frozen=True)

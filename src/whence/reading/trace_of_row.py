@@ -12,7 +12,7 @@ from whence.model.load import Model
 from whence.reading.capture.recorder import Call
 from whence.reading.inputs import Prepared, label_ids
 from whence.reading.rerun.run import Outcome
-from whence.reading.trace import Layer, Stack, Trace
+from whence.reading.trace import ROWS_NEED, Layer, Stack, Trace
 from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.projection import Projection
 from whence.reading.wiring.proof import Proof
@@ -114,6 +114,12 @@ def _check_hidden(weights: Tensor, keys: Tensor) -> None:
         )
 
 
+def _shown(call: Call) -> Tensor:
+    """(batch, head, query, key): 1 where a fused call's mask shows a key, in place of its weights."""
+    shape = (*call.output.shape[:3], call.value.shape[2])
+    return torch.ones(()).expand(shape) if call.visible is None else call.visible.float().expand(shape)
+
+
 def _check_finite(model: Model, tensor: Tensor) -> None:
     if not bool(torch.isfinite(tensor).all()):
         check_weights(model.model)  # names the weight, if it is one
@@ -177,8 +183,9 @@ def _layer(
     tolerance: float,
 ) -> Layer:
     n_query, n_key = len(queries), len(keys)
-    if call.weights.dim() == 4 and int(keys[-1]) >= n_key:
-        _check_hidden(_at(call.weights[row], queries, 1), keys)
+    if int(keys[-1]) >= n_key and (call.weights.dim() == 4 or call.fused):
+        shown = call.weights if call.weights.dim() == 4 else _shown(call)
+        _check_hidden(_at(shown[row], queries, 1), keys)
 
     def head(tensor: Tensor | None, at: Tensor, name: str) -> Tensor | None:
         return _at(tensor[row], at, 1) if name in wanted and tensor is not None and tensor.dim() == 4 else None
@@ -210,6 +217,7 @@ def _layer(
     bias = call.bias
     if bias is not None:
         bias = pairs(bias)
+    rebuilt = call.fused and "attention" in wanted and wanted >= ROWS_NEED
     handles = None if site.proved_wiring is None else site.state_handles
     second = site.second_norm
     keys_proved = site.keys_error is not None and site.keys_error <= tolerance
@@ -236,4 +244,6 @@ def _layer(
         _before_second_norm=None if second is None else state(second.before),
         _side=None if handles is None else handles.side_part(state),
         sink=None if call.sink is None else _at(call.sink[row], queries, 1),
+        cap=call.cap,
+        rebuilt=rebuilt,
     )

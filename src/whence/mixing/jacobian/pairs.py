@@ -61,7 +61,7 @@ def paired_scores(layers: tuple[Layer, ...], push: Callable[[Tensor], list[Moved
 
 def cost(layer: Layer, depth: int) -> tuple[int, int]:
     """What `paired_scores` takes for `depth` layers like this one: directions followed, and bytes held at once."""
-    heads, n, _ = layer.attention.shape
+    heads, n, _ = layer.shape
     size = layer.queries.shape[-1]
     followed = len(separating(n)) * (size + _SPARE) + 2 * size + _SPARE
     bytes_each = layer.attention.element_size()

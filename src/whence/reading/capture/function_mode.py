@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from whence.reading.capture.fused import mask_parts, prefixes
 from whence.reading.capture.multi_head import multi_head_attention
 from whence.reading.capture.recorder import MASKED, AttentionRecorder, Call, apply_edits, expand_heads, sink_of
 
@@ -232,6 +233,15 @@ class AttentionMode(TorchFunctionMode):
             return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         heads = query.shape[1]
+        number, edits = self.recorder.begin()
+        if number in self.recorder.fused and not edits and not dropout_p:
+            output = _SDPA(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+            seen, bias = mask_parts(self.recorder, attn_mask, key.shape[2])
+            if is_causal:
+                seen = prefixes(self.recorder, query.shape[2], key.shape[2], query.device)
+            call = Call(query, key, value, query.new_empty(0), output, seen, factor, bias, output, fused=True)
+            self.recorder.see(number, call)
+            return output
         scores = query @ expand_heads(key, heads).transpose(-1, -2) * factor
         bias = visible = None
         if is_causal:
@@ -247,7 +257,6 @@ class AttentionMode(TorchFunctionMode):
         if visible is not None:
             scores = scores.masked_fill(~visible, -math.inf)
         weights = torch.softmax(scores, dim=-1)
-        number, edits = self.recorder.begin()
         call = Call(
             query, key, value, weights, expand_heads(weights, heads) @ expand_heads(value, heads), visible, factor, bias
         )

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,7 +23,8 @@ from torch.overrides import TorchFunctionMode
 from whence.errors import ModelError
 from whence.model.memory import configs_of, lock_of
 from whence.reading.capture.function_mode import SOFTMAX
-from whence.reading.capture.recorder import MASKED, Call, active, apply_edits, mix, sink_of
+from whence.reading.capture.fused import added, eager_call, mask_parts, sdpa_call
+from whence.reading.capture.recorder import AttentionRecorder, Call, active, apply_edits, mix, sink_of
 
 NAME = "whence"
 
@@ -127,14 +128,6 @@ def _with_sink(
     return scaled.to(weights.dtype), (1 - share).to(weights.dtype)
 
 
-def visibility(mask: Tensor | None, n_key: int) -> Tensor | None:
-    """Which keys a mask leaves visible: boolean masks as they are, additive ones where they are not a closed door."""
-    if mask is None:
-        return None
-    mask = mask[..., :n_key]
-    return mask if mask.dtype == torch.bool else mask > MASKED
-
-
 def attention(
     module: nn.Module,
     query: Tensor,
@@ -154,6 +147,11 @@ def attention(
             function = _registered(own)
             outcome: tuple[Tensor, Tensor | None] = function(module, query, key, value, attention_mask, *args, **kwargs)
             return outcome
+    recorder = active()
+    if recorder is not None and recorder.count in recorder.fused and not args and recorder.count not in recorder.edits:
+        output = _without_weights(recorder, module, query, key, value, attention_mask, kwargs)
+        if output is not None:
+            return output, None
     if (
         attention_mask is not None
         and attention_mask.dtype == torch.bool
@@ -163,7 +161,6 @@ def attention(
         lowest = torch.finfo(query.dtype).min
         attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, lowest)
     eager = eager_function(module)
-    recorder = active()
     if recorder is None:
         result: tuple[Tensor, Tensor | None] = eager(module, query, key, value, attention_mask, *args, **kwargs)
         return result
@@ -176,7 +173,9 @@ def attention(
         return output, weights
     number, edits = recorder.begin()
     scale = kwargs.get("scaling")
-    bias = kwargs.get("position_bias")
+    position = kwargs.get("position_bias")
+    visible, bias = mask_parts(recorder, attention_mask, weights.shape[-1])
+    bias = added(position if isinstance(position, Tensor) else None, bias)
     factor, cap = query.shape[-1] ** -0.5 if scale is None else scale, kwargs.get("softcap")
     call = Call(
         query=query,
@@ -184,10 +183,10 @@ def attention(
         value=value,
         weights=weights,
         output=output.transpose(1, 2) if output.dim() == 4 else output,
-        visible=visibility(attention_mask if isinstance(attention_mask, Tensor) else None, weights.shape[-1]),
+        visible=visible,
         # A soft cap bends the scores, so that they are no longer scale · query · key: no factor is claimed.
         scale=None if cap is not None else factor,
-        bias=bias if isinstance(bias, Tensor) else None,
+        bias=bias,
         node=output,
         cap=None if cap is None else (float(factor), float(cap)),
         sink=sink,
@@ -197,6 +196,30 @@ def attention(
         output, weights = call.output.transpose(1, 2).contiguous().view_as(output), call.weights
     recorder.see(number, call)
     return output, weights
+
+
+def _without_weights(
+    recorder: AttentionRecorder,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+) -> Tensor | None:
+    """The call as the model itself would make it, its weights never whole; None where it must be made with them."""
+    own = _own_implementation(getattr(module, "config", None))
+    found: tuple[Tensor, Call] | None = None
+    if own == "sdpa" and kwargs.get("softcap") is None and kwargs.get("s_aux") is None:
+        found = sdpa_call(recorder, _registered(own), module, query, key, value, mask, kwargs)
+    elif own == "eager":
+        eager = eager_function(module)
+        found = eager_call(partial(_overheard, eager), recorder, module, query, key, value, mask, kwargs)
+    if found is None:
+        return None
+    number, _ = recorder.begin()
+    recorder.see(number, found[1])
+    return found[0]
 
 
 def _registered(name: str) -> Callable[..., Any]:
@@ -213,7 +236,10 @@ def mask(*args: Any, **kwargs: Any) -> Any:
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-    own = "eager" if _INSIDE.get() else _own_implementation(kwargs.get("config"))
+    own = _own_implementation(kwargs.get("config"))
+    recorder = active()
+    fused = own == "sdpa" and recorder is not None and recorder.all_fused
+    own = "eager" if _INSIDE.get() and not fused else own
     return ALL_MASK_ATTENTION_FUNCTIONS[own](*args, **kwargs)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ class Call:
     query: Tensor | None  # (batch, head, query, d_k)
     key: Tensor | None  # (batch, kv head, key, d_k)
     value: Tensor  # (batch, kv head, key, d_v)
-    weights: Tensor  # (batch, head, query, key)
+    weights: Tensor  # (batch, head, query, key); empty where the pass was fused, and rows are made on demand
     output: Tensor  # (batch, head, query, d_v), as the model computed it
     visible: Tensor | None  # boolean, broadcastable to weights; None: every key is visible
     scale: float | None  # the factor on query·key, where it is known
@@ -33,6 +34,7 @@ class Call:
     node: Tensor | None = None  # the very tensor the model goes on with (its dataflow is followed from here)
     cap: tuple[float, float] | None = None  # a soft cap on the scores: (factor on query·key, cap)
     sink: Tensor | None = None  # (batch, head, query): the weight of a learned sink, which has no value of its own
+    fused: bool = False  # made without weights: rows of them follow from query, key and the rest
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,17 @@ class AttentionRecorder:
     count: int = 0
     busy: bool = False  # inside an attention call that will be reported
     follow: bool = False  # hold the very tensors that the model goes on with, too
+    fused: frozenset[int] = frozenset()  # calls that the model may make with its own fused attention, without weights
+    block: int | None = None  # weights that an eager attention in blocks makes at a time; None: as many as are quick
+    all_fused: bool = False  # whether that is every call, so that the model's own masks will do
+    seen: Callable[[int], None] | None = None  # told of every call as soon as it is recorded
+    _masks: dict[Any, Any] = field(default_factory=dict)  # what layers share is made once
+
+    def shared(self, key: Any, holder: Any, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once for this pass. `holder` stays alive, so that its id stays its own."""
+        if key not in self._masks:
+            self._masks[key] = (holder, make())
+        return self._masks[key][1]
 
     def begin(self) -> tuple[int, Sequence[Edit]]:
         number = self.count
@@ -82,8 +95,11 @@ class AttentionRecorder:
                 cap=call.cap,
                 sink=call.sink,
                 node=call.node if self.follow else None,
+                fused=call.fused,
             )
         self.calls.append(call)
+        if self.seen is not None:
+            self.seen(number)
 
 
 def expand_heads(grouped: Tensor, heads: int) -> Tensor:
@@ -103,8 +119,9 @@ def mix(weights: Tensor, value: Tensor) -> Tensor:
     groups = value.shape[1]
     if heads == groups:
         return weights @ value
-    split = weights.reshape(batch, groups, heads // groups, n_query, n_key)
-    return (split @ value[:, :, None]).reshape(batch, heads, n_query, value.shape[-1])
+    # The heads of a group as more rows of one product: a broadcast product would copy the values for each of them.
+    split = weights.reshape(batch, groups, heads // groups * n_query, n_key)
+    return (split @ value).view(batch, heads, n_query, value.shape[-1])
 
 
 def apply_edits(call: Call, edits: Sequence[Edit]) -> Call:

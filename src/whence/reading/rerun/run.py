@@ -17,7 +17,7 @@ from whence.model.memory import fingerprint
 from whence.reading.capture.attach import accepted, attached, picking_up
 from whence.reading.capture.recorder import AttentionRecorder, Call, Edit
 from whence.reading.inputs import Prepared, beginning
-from whence.reading.trace import KEEP
+from whence.reading.trace import KEEP, ROWS_NEED
 from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.on_text import assert_on_text
 from whence.reading.wiring.op_graph import OpGraph
@@ -69,6 +69,8 @@ def run(
     if "output_hidden_states" in inputs:
         inputs.pop("output_hidden_states")
     recorder = AttentionRecorder(edits=edits or {}, keep=None if wanted >= frozenset(KEEP) else lambda _: wanted)
+    if edits is None and ("attention" not in wanted or wanted >= ROWS_NEED):
+        recorder.fused, recorder.all_fused = proof.fused, len(proof.fused) == len(proof.sites)
     handles = _handles(proof) if "states" in wanted else []
     turned = [s.number for s in proof.sites if s.projection is not None and s.projection.rows is not None]
     recorder.follow = bool(turned)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import ModelError
+from whence.reading.attention_rows import attention_rows, output_error, tolerance_of, unit
 from whence.reading.capture.recorder import Call, mix
 from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.projection import Projection
@@ -25,6 +26,7 @@ from whence.reading.wiring.projection import Projection
 if TYPE_CHECKING:
     from whence.reading.wiring.sites import AttentionSite
 
+SAMPLED = 2  # rows of attention made again on every text, besides the last, where a fused pass shows none
 ROWS = 1  # of every sequence, rebuilt whole where a norm stands in the way of random projections
 
 
@@ -37,45 +39,75 @@ def assert_on_text(
 ) -> None:
     """Refuse a pass in which attention · values is not the head output, or whose states are not what was proved."""
     for site, call in zip(sites, calls, strict=True):
-        heads, values, weights = call.output, call.value, call.weights
-        if heads.dim() != 4:
-            continue  # the head outputs were not kept: nothing that needs them can be asked for
-        direction = _direction(heads.shape[-1], heads)
-        if values.dim() == 4 and weights.dim() == 4:
-            seen = mix(weights, values @ direction[:, None])[..., 0]
-            _refuse(seen, heads @ direction, tolerance, name, site, "attention · values is not its head output")
-        wiring, handles = site.proved_wiring, site.state_handles
-        if site.projection is None or wiring is None or handles is None:
-            continue
-        after, residual = (None if h is None else states.get(h) for h in (handles.after, handles.residual))
-        if after is None or residual is None:
-            continue
-        if site.projection.rows is not None:  # a map of its own for every row: found anew, and proved, in each pass
-            continue
-        if after.dim() != 3 or residual.shape != after.shape or after.shape[:2] != (heads.shape[0], heads.shape[2]):
-            continue
-        side = handles.side_part(states.get)
-        if side is None and handles.sides:
-            continue
-        weight, bias = _matrix(site.projection, _working(heads))
-        if not wiring.linear:
-            rows = _rows(after.shape[1])
-            some = [t[:, rows].flatten(0, 1) for t in (after, residual, *(() if side is None else (side,)))]
-            projected = heads[:, :, rows].transpose(1, 2).flatten(2).flatten(0, 1).to(weight) @ weight
-            projected = projected if bias is None else projected + bias
-            other = None if side is None else some[2].to(projected)
-            rebuilt = wiring.rebuild(some[1].to(projected), projected, other)
-            what = f"{wiring.kind} wiring does not give its state after attention"
-            _refuse(rebuilt, some[0], tolerance, name, site, what)
-        else:
-            along = _direction(after.shape[-1], weight)
-            back, into = wiring.toward(along)
-            each = (weight @ into).view(heads.shape[1], heads.shape[-1], 1)
-            total = (heads.to(along) @ each).sum((1, 3)) + residual.to(along) @ back
-            total = total if bias is None else total + bias @ into
-            total = total if side is None else total + side.to(along) @ along
-            what = f"{wiring.kind} wiring does not give its state after attention"
-            _refuse(total, after.to(along) @ along, tolerance, name, site, what)
+        assert_site(site, call, states, tolerance, name)
+
+
+def assert_site(site: AttentionSite, call: Call, states: Mapping[Handle, Tensor], tolerance: float, name: str) -> None:
+    """`assert_on_text` for one attention call."""
+    heads, values, weights = call.output, call.value, call.weights
+    if heads.dim() != 4:
+        return  # the head outputs were not kept: nothing that needs them can be asked for
+    direction = _direction(heads.shape[-1], heads)
+    if values.dim() == 4 and weights.dim() == 4:
+        seen = mix(weights, values @ direction[:, None])[..., 0]
+        _refuse(seen, heads @ direction, tolerance, name, site, "attention · values is not its head output")
+    elif call.fused and values.dim() == 4 and call.query is not None and call.key is not None:
+        _sampled_rows(site, call, name)
+    wiring, handles = site.proved_wiring, site.state_handles
+    if site.projection is None or wiring is None or handles is None:
+        return
+    after, residual = (None if h is None else states.get(h) for h in (handles.after, handles.residual))
+    if after is None or residual is None:
+        return
+    if site.projection.rows is not None:  # a map of its own for every row: found anew, and proved, in each pass
+        return
+    if after.dim() != 3 or residual.shape != after.shape or after.shape[:2] != (heads.shape[0], heads.shape[2]):
+        return
+    side = handles.side_part(states.get)
+    if side is None and handles.sides:
+        return
+    weight, bias = _matrix(site.projection, _working(heads))
+    if not wiring.linear:
+        rows = sample(after.shape[1])[:ROWS]
+        some = [t[:, rows].flatten(0, 1) for t in (after, residual, *(() if side is None else (side,)))]
+        projected = heads[:, :, rows].transpose(1, 2).flatten(2).flatten(0, 1).to(weight) @ weight
+        projected = projected if bias is None else projected + bias
+        other = None if side is None else some[2].to(projected)
+        rebuilt = wiring.rebuild(some[1].to(projected), projected, other)
+        what = f"{wiring.kind} wiring does not give its state after attention"
+        _refuse(rebuilt, some[0], tolerance, name, site, what)
+    else:
+        along = _direction(after.shape[-1], weight)
+        back, into = wiring.toward(along)
+        each = (weight @ into).view(heads.shape[1], heads.shape[-1], 1)
+        total = (heads.to(along) @ each).sum((1, 3)) + residual.to(along) @ back
+        total = total if bias is None else total + bias @ into
+        total = total if side is None else total + side.to(along) @ along
+        what = f"{wiring.kind} wiring does not give its state after attention"
+        _refuse(total, after.to(along) @ along, tolerance, name, site, what)
+
+
+def _sampled_rows(site: AttentionSite, call: Call, name: str) -> None:
+    """(a) where the weights are not there: some rows, made again from queries and keys, give the model's head outputs."""
+    assert call.query is not None
+    assert call.key is not None
+    n = call.output.shape[2]
+    rows = torch.cat([sample(n)[:SAMPLED], torch.tensor([n - 1])]).to(call.output.device)
+
+    def at(t: Tensor | None, axis: int = -2) -> Tensor | None:
+        return t if t is None or t.shape[axis] != n else t.index_select(axis, rows)
+
+    query, output = call.query.index_select(2, rows), call.output.index_select(2, rows)
+    scale, cap = (call.scale, None) if call.cap is None else call.cap
+    assert scale is not None
+    weights = attention_rows(
+        query, call.key, scale=scale, cap=cap, visible=at(call.visible), bias=at(call.bias), sink=at(call.sink, -1)
+    )
+    error, tolerance = output_error(weights, call.value, output), tolerance_of(call.output.dtype)
+    if not error <= tolerance:
+        raise _changed(
+            name, site, "attention made from queries and keys does not give its head output", error, tolerance
+        )
 
 
 def _matrix(projection: Projection, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -90,26 +122,24 @@ def _working(tensor: Tensor) -> torch.dtype:
 
 def _direction(width: int, like: Tensor) -> Tensor:
     """A random unit vector, the same for every text."""
-    return _unit(width).to(like)
+    return unit(width).to(like)
 
 
 @lru_cache(maxsize=64)
-def _unit(width: int) -> Tensor:
-    direction = torch.randn(width, generator=torch.Generator().manual_seed(width), dtype=torch.float64)
-    unit: Tensor = direction / direction.norm()
-    return unit
-
-
-@lru_cache(maxsize=64)
-def _rows(n: int) -> Tensor:
-    return torch.randperm(n, generator=torch.Generator().manual_seed(n))[:ROWS]
+def sample(n: int) -> Tensor:
+    """Some of n rows, the same for every text of this length."""
+    return torch.randperm(n, generator=torch.Generator().manual_seed(n))[: max(ROWS, SAMPLED)]
 
 
 def _refuse(rebuilt: Tensor, theirs: Tensor, tolerance: float, name: str, site: AttentionSite, what: str) -> None:
     apart, size = float((rebuilt - theirs).abs_().amax()), float(theirs.abs().amax())
     error = apart / size if size > 0 else apart
     if not error <= tolerance:
-        raise ModelError(
-            f"{name}: on this text, {site.stack} layer {site.layer}: {what} (off by {error:.1e}, tolerance {tolerance:.0e}), "
-            "although it was when the model was proved. Its computation depends on the input, or it was changed since."
-        )
+        raise _changed(name, site, what, error, tolerance)
+
+
+def _changed(name: str, site: AttentionSite, what: str, error: float, tolerance: float) -> ModelError:
+    return ModelError(
+        f"{name}: on this text, {site.stack} layer {site.layer}: {what} (off by {error:.1e}, tolerance {tolerance:.0e}), "
+        "although it was when the model was proved. Its computation depends on the input, or it was changed since."
+    )

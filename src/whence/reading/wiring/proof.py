@@ -22,7 +22,7 @@ from whence.errors import ModelError
 from whence.model.memory import remembered
 from whence.reading.capture.attach import FUNCTION_MODE, INTERFACE, accepted, attached
 from whence.reading.capture.function_mode import AttentionMode
-from whence.reading.capture.recorder import AttentionRecorder
+from whence.reading.capture.recorder import AttentionRecorder, Call
 from whence.reading.capture.untouched import evaluating
 from whence.reading.tensor_tree import own_copy
 from whence.reading.wiring.dataflow import NotRecognised
@@ -45,6 +45,9 @@ class Proof:
     tried: tuple[str, ...]  # ways in that did not hold, with the reason
     error_f: float | None = None
     mixes: str | None = None  # what mixes tokens outside the attention: nothing may be followed through it
+    fused: frozenset[int] = (
+        frozenset()
+    )  # calls that may run fused: their rows are proved to follow from queries and keys
 
     @property
     def stacks(self) -> tuple[str, ...]:
@@ -162,7 +165,48 @@ def _prove_way(
     sites, claims = number_sites(model, graph, recorder.calls, readings, tolerance)
     errors = intervene(model, capture, inputs, recorder.calls, claims, tolerance)
     sites = [tested(site, *pushed) for site, pushed in zip(sites, errors.pushed, strict=True)]
-    return Proof(capture, tuple(sites), error_d, tolerance, tried, errors.held, errors.mixes)
+    fused = _fused_calls(model, capture, inputs, batch, plain, tolerance, recorder, sites)
+    return Proof(capture, tuple(sites), error_d, tolerance, tried, errors.held, errors.mixes, fused)
+
+
+_FEW = 5  # weights at a time while eager attention in blocks is tried, so that even a short text has several blocks
+
+
+def _fused_calls(
+    model: nn.Module,
+    capture: str,
+    inputs: Mapping[str, Any],
+    batch: int,
+    plain: Mapping[Any, Tensor],
+    tolerance: float,
+    eager: AttentionRecorder,
+    sites: list[AttentionSite],
+) -> frozenset[int]:
+    """Which calls may run without their weights: those whose rows follow from queries and keys, if a pass in which they
+    do gives the outputs of a plain one and the head outputs that were seen with weights."""
+    calls = frozenset(s.number for s in sites if s.rows_error is not None and s.rows_error <= tolerance)
+    if not calls:
+        return calls
+    recorder = AttentionRecorder(fused=calls, all_fused=len(calls) == len(sites), block=_FEW)
+    with attached(model, capture, recorder, batch):
+        outputs = _numbers(model(**inputs))
+    if len(recorder.calls) != len(sites):
+        return frozenset()
+    error = max((deviation(outputs[k], plain[k]) for k in plain if k in outputs), default=float("inf"))
+    for ours, theirs in zip(recorder.calls, eager.calls, strict=True):
+        same = ours.output.shape == theirs.output.shape
+        error = max(error, deviation(ours.output, theirs.output) if same else float("inf"))
+        error = max(error, _mask_error(ours, theirs))
+    return calls if error <= tolerance else frozenset()
+
+
+def _mask_error(ours: Call, theirs: Call) -> float:
+    """0 where the fused call's mask leaves the very keys visible that the weights were seen on."""
+    if ours.weights.dim() == 4 or theirs.weights.dim() != 4:
+        return 0.0
+    visible = torch.ones((), dtype=torch.bool) if ours.visible is None else ours.visible
+    hidden = ~visible.to(theirs.weights.device).expand(theirs.weights.shape)
+    return float(theirs.weights.masked_fill(~hidden, 0.0).abs().amax())
 
 
 def _why(model: nn.Module, inputs: Mapping[str, Any], expected: Mapping[Any, Tensor], tolerance: float) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from whence.reading.attention_rows import attention_rows
 from whence.reading.capture.recorder import Call, mix
 from whence.reading.wiring.claim import AttentionClaim
 from whence.reading.wiring.dataflow import NotRecognised, ancestors
@@ -42,6 +43,9 @@ class AttentionSite:
     reason_b: str | None
     reason_c: str | None
     second_norm: SecondNorm | None = None  # the norm that ends a post-norm block
+    rows_error: float | None = (
+        None  # the same with soft caps: whether rows of attention can be made again from the keys
+    )
     error_e: float | None = None
     reason_e: str | None = None
 
@@ -136,7 +140,8 @@ def number_sites(
                 error_a=error_a,
                 error_b=None if found.projection is None else found.error_b,
                 error_c=None if found.wiring is None else found.error_c,
-                keys_error=_keys_error(call),
+                keys_error=None if call.cap is not None else _rows_error(call),
+                rows_error=_rows_error(call),
                 projection=found.projection,
                 wiring=found.wiring,
                 state_handles=found.handles,
@@ -154,19 +159,13 @@ def producer(graph: OpGraph, call: Call) -> Op | None:
     return graph.node(call.node).producer if call.node is not None else None
 
 
-def _keys_error(call: Call) -> float | None:
-    """How far softmax(scale · QKᵀ + bias + mask) is from the weights: whether keys and queries mean what they say."""
-    if call.query is None or call.key is None or call.scale is None:
+def _rows_error(call: Call) -> float | None:
+    """How far softmax(f(scale · QKᵀ) + bias + mask) is from the weights: whether keys and queries mean what they say."""
+    scale, cap = (call.scale, None) if call.cap is None else call.cap
+    if call.query is None or call.key is None or scale is None:
         return None
     query, key = call.query.to(torch.float64), call.key.to(torch.float64)
     if query.shape[1] % key.shape[1] or query.shape[-1] != key.shape[-1]:
         return None
-    scores = mix(query, key.transpose(-1, -2)) * call.scale
-    if call.bias is not None:
-        scores = scores + call.bias.to(torch.float64)
-    if call.visible is not None:
-        scores = scores.masked_fill(~call.visible, -torch.inf)
-    weights = torch.softmax(scores, dim=-1)
-    if call.sink is not None:  # the rest of every row is the sink's
-        weights = weights * (1 - call.sink.to(torch.float64)[..., None])
+    weights = attention_rows(query, key, scale=scale, cap=cap, visible=call.visible, bias=call.bias, sink=call.sink)
     return deviation(weights, call.weights)
