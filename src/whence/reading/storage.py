@@ -81,3 +81,9 @@ def check_sizes(layer: Any, queries: int, keys: int) -> None:
                 f"{part.lstrip('_')} of layer {layer.index} is {tuple(tensor.shape)}, where its tokens and heads ask "
                 f"for {wanted}"
             )
+    if layer.rebuilt:
+        needed = [layer._queries, layer.grouped_keys, layer._outputs, layer.grouped_values]
+        if any(t is None for t in needed) or any(needed[i].shape[-1] != needed[i + 1].shape[-1] for i in (0, 2)):
+            raise ValueError(
+                f"layer {layer.index} lacks what its attention is made from: queries, keys, values and outputs"
+            )
