@@ -165,7 +165,7 @@ def _prove_way(
     sites, claims = number_sites(model, graph, recorder.calls, readings, tolerance)
     errors = intervene(model, capture, inputs, recorder.calls, claims, tolerance)
     sites = [tested(site, *pushed) for site, pushed in zip(sites, errors.pushed, strict=True)]
-    fused = _fused_calls(model, capture, inputs, batch, plain, tolerance, recorder, sites)
+    fused = _fused_calls(model, capture, inputs, batch, expected, tolerance, recorder, sites)
     return Proof(capture, tuple(sites), error_d, tolerance, tried, errors.held, errors.mixes, fused)
 
 
@@ -177,7 +177,7 @@ def _fused_calls(
     capture: str,
     inputs: Mapping[str, Any],
     batch: int,
-    plain: Mapping[Any, Tensor],
+    expected: Mapping[Any, Tensor],
     tolerance: float,
     eager: AttentionRecorder,
     sites: list[AttentionSite],
@@ -192,7 +192,7 @@ def _fused_calls(
         outputs = _numbers(model(**inputs))
     if len(recorder.calls) != len(sites):
         return frozenset()
-    error = max((deviation(outputs[k], plain[k]) for k in plain if k in outputs), default=float("inf"))
+    error = max((deviation(outputs[k], expected[k]) for k in expected if k in outputs), default=float("inf"))
     for ours, theirs in zip(recorder.calls, eager.calls, strict=True):
         same = ours.output.shape == theirs.output.shape
         error = max(error, deviation(ours.output, theirs.output) if same else float("inf"))
