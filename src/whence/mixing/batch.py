@@ -88,9 +88,9 @@ def _pairs(tensors: Sequence[Tensor]) -> Tensor:
     """(query, key) or (head, query, key) each → (sequence, head or 1, query, key); padded keys are 0, or not visible."""
     held = [t if t.dim() == 3 else t[None] for t in tensors]
     heads = max(len(t) for t in held)
-    found = _attention([t.expand(heads, *t.shape[1:]) for t in held])
-    assert found is not None
-    return found
+    padded = _attention([t.expand(heads, *t.shape[1:]) for t in held])
+    assert padded is not None
+    return padded
 
 
 def _together(tensors: Sequence[Tensor | None], last: bool) -> Tensor | None:

@@ -87,5 +87,5 @@ def tolerance_of(dtype: torch.dtype) -> float:
 def unit(width: int) -> Tensor:
     """A random unit vector, the same for every text."""
     direction = torch.randn(width, generator=torch.Generator().manual_seed(width), dtype=torch.float64)
-    found: Tensor = direction / direction.norm()
-    return found
+    normed: Tensor = direction / direction.norm()
+    return normed

@@ -72,13 +72,12 @@ class Layer:
         if self._attention is not None or not self.rebuilt:
             return self._if_kept(self._attention, "attention")
         known = vars(self).get("_made")
-        made: Tensor | None = known() if known is not None else None
-        if made is None:
-            made = self._rebuilt()
-            held = made
-            small = made.numel() <= HELD
-            vars(self)["_made"] = (lambda: held) if small else weakref.ref(made)
-        return made
+        weights: Tensor | None = known() if known is not None else None
+        if weights is None:
+            weights = self._rebuilt()
+            held = weights
+            vars(self)["_made"] = (lambda: held) if weights.numel() <= HELD else weakref.ref(weights)
+        return weights
 
     @property
     def shape(self) -> tuple[int, int, int]:

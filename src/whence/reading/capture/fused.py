@@ -31,8 +31,8 @@ def mask_parts(recorder: AttentionRecorder, mask: Tensor | None, n_key: int) -> 
         visible = cut > MASKED
         return visible, cut if bool(((cut != 0) & visible).any()) else None
 
-    found: tuple[Tensor, Tensor | None] = recorder.shared((id(mask), n_key), mask, split)
-    return found
+    parts: tuple[Tensor, Tensor | None] = recorder.shared((id(mask), n_key), mask, split)
+    return parts
 
 
 def added(one: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -44,12 +44,12 @@ def added(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 def prefixes(recorder: AttentionRecorder, n_query: int, n_key: int, device: torch.device) -> Tensor:
     """(query, key): each query sees the keys up to its own place. One tensor for all layers."""
-    made: Tensor = recorder.shared(
+    mask: Tensor = recorder.shared(
         ("prefixes", n_query, n_key, device),
         None,
         lambda: torch.ones(n_query, n_key, dtype=torch.bool, device=device).tril_(),
     )
-    return made
+    return mask
 
 
 def sdpa_call(
@@ -94,16 +94,16 @@ def eager_call(
     if rows >= n_query or any(t.dim() > 1 and t.shape[-2] == n_query for t in others):
         return None
 
-    def cut(t: Any, at: slice) -> Any:
+    def rows_of(t: Any, at: slice) -> Any:
         return t[..., at, :] if isinstance(t, Tensor) and t.shape[-2] == n_query else t
 
     outputs, sinks = [], []
     for first in range(0, n_query, rows):
         at = slice(first, min(first + rows, n_query))
-        own = {name: cut(v, at) if name in known else v for name, v in kwargs.items()}
+        own = {name: rows_of(v, at) if name in known else v for name, v in kwargs.items()}
         recorder.busy = True
         try:
-            output, _, sink = eager(module, query[:, :, at], key, value, cut(mask, at), **own)
+            output, _, sink = eager(module, query[:, :, at], key, value, rows_of(mask, at), **own)
         finally:
             recorder.busy = False
         outputs.append(output)

@@ -65,7 +65,7 @@ class AttentionRecorder:
     fused: frozenset[int] = frozenset()  # calls that the model may make with its own fused attention, without weights
     block: int | None = None  # weights that an eager attention in blocks makes at a time; None: as many as are quick
     all_fused: bool = False  # whether that is every call, so that the model's own masks will do
-    seen: Callable[[int], None] | None = None  # told of every call as soon as it is recorded
+    listener: Callable[[int], None] | None = None  # told of every call as soon as it is recorded
     _masks: dict[Any, Any] = field(default_factory=dict)  # what layers share is made once
 
     def shared(self, key: Any, holder: Any, make: Callable[[], Any]) -> Any:
@@ -98,8 +98,8 @@ class AttentionRecorder:
                 fused=call.fused,
             )
         self.calls.append(call)
-        if self.seen is not None:
-            self.seen(number)
+        if self.listener is not None:
+            self.listener(number)
 
 
 def expand_heads(grouped: Tensor, heads: int) -> Tensor:
