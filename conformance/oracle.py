@@ -6,26 +6,56 @@ it computes; the formulas of the papers say what the measures have to be.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def model_attention(model: Any, inputs: dict[str, Tensor]) -> list[Tensor] | None:
-    """[head, query, key] of every layer, by the model's own eager pass; None where it does not hand them out."""
+@dataclass(frozen=True)
+class ModelOutputs:
+    """What the model's own eager pass hands out, by stack; nothing where it hands out nothing."""
+
+    output: Any
+
+    def attention(self, stack: str, stacks: int) -> list[Tensor] | None:
+        """[head, query, key] of every layer of that stack."""
+        return self._layers("attentions" if stacks == 1 else f"{stack}_attentions", 4)
+
+    def states(self, stack: str, stacks: int) -> list[Tensor] | None:
+        """[token, d] before the first layer and after each."""
+        return self._layers("hidden_states" if stacks == 1 else f"{stack}_hidden_states", 3)
+
+    def _layers(self, field: str, dimensions: int) -> list[Tensor] | None:
+        tensors = getattr(self.output, field, None)
+        if not tensors or any(t is None or t.dim() != dimensions or len(t) != 1 for t in tensors):
+            return None
+        return [t[0].double() for t in tensors]
+
+
+def model_outputs(model: Any, inputs: dict[str, Tensor]) -> ModelOutputs:
+    """The model's own eager pass with everything that it hands out; its implementation is put back."""
     before = getattr(model.config, "_attn_implementation", None)
     try:
         model.set_attn_implementation("eager")
         with torch.no_grad():
-            output = model(**inputs, output_attentions=True, use_cache=False)
+            return ModelOutputs(model(**inputs, output_attentions=True, output_hidden_states=True, use_cache=False))
     except (ValueError, TypeError, KeyError):
-        return None
+        return ModelOutputs(None)
     finally:
         if before is not None:
             model.set_attn_implementation(before)
-    weights = getattr(output, "attentions", None)
-    return None if not weights or any(w is None or w.dim() != 4 for w in weights) else [w[0].double() for w in weights]
+
+
+def as_shown(layer: Any, theirs: Tensor) -> Tensor:
+    """A layer's attention as the model shows it: some scale by the sink's share only after the softmax they hand out.
+
+    What the sink takes is then part of the head outputs, and judged with the states.
+    """
+    ours: Tensor = layer.attention.double()[:, -theirs.shape[1] :, -theirs.shape[2] :]  # CpmAnt hides its prompt
+    shown_before_sink = layer.sink is not None and bool((theirs.sum(-1) - 1).abs().max() <= 1e-4)
+    return ours / (1 - layer.sink.double())[..., None] if shown_before_sink else ours
 
 
 def _norm(norm: Any, parts: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,9 @@
 
     python -m conformance.random_part [--seed 7] [--count 25]
 
-Attention is compared with the model's own eager attention; "alti", "norms" and rollout with plain loops in float64.
-The seed is printed, so that a failure can be run again.
+Sizes, depth, heads, activations and a quarter of the configuration's switches are drawn, the text is 2 to 12 tokens long,
+and the model runs eager or fused. Attention and the blocks' inputs are compared with what the model's own eager pass hands
+out; "alti", "norms" and rollout with plain loops in float64. The seed is printed, so that a failure can be run again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import random
 import secrets
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,7 @@ import whence
 from conformance import oracle
 from conformance.__main__ import quiet
 from conformance.shrink import small_fields
+from conformance.sweep import prefer_fused
 from conformance.zoo import CannotBuild, Family, build, families
 from whence.errors import WhenceError
 from whence.model.load import Model
@@ -29,6 +32,7 @@ from whence.model.load import Model
 TOLERANCE = 1e-4
 COUNT = 25
 WIDTHS = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "hidden_dim")
+FLIPPED = 0.25  # of the switches
 ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation")
 
 
@@ -47,10 +51,10 @@ class Comparison:
 
 
 def configuration(family: Family, draw: random.Random) -> dict[str, Any]:
-    """Random sizes and activations, for those fields that the family's configuration has."""
-    small = small_fields(family.config_class()())
-    chosen: dict[str, Any] = {name: draw.choice((40, 72, 128)) for name in WIDTHS if isinstance(small.get(name), int)}
+    """Random sizes, activations and switches, for those fields that the family's configuration has."""
     default = family.config_class()()
+    small = small_fields(default)
+    chosen: dict[str, Any] = {name: draw.choice((40, 72, 128)) for name in WIDTHS if isinstance(small.get(name), int)}
     chosen |= {
         n: draw.choice(("gelu", "relu", "silu")) for n in ACTIVATIONS if isinstance(getattr(default, n, None), str)
     }
@@ -62,35 +66,71 @@ def configuration(family: Family, draw: random.Random) -> dict[str, Any]:
         chosen |= {n: heads for n in ("num_attention_heads", "n_head", "n_heads") if isinstance(small.get(n), int)}
     elif small.get("num_key_value_heads") == 2:
         chosen["num_key_value_heads"] = draw.choice((1, 2, 4))
-    return chosen
+    switches = [n for n, v in vars(default).items() if isinstance(v, bool) and not _is_of_the_call(n)]
+    return chosen | {n: not getattr(default, n) for n in switches if draw.random() < FLIPPED}
+
+
+def _is_of_the_call(name: str) -> bool:
+    """Whether a switch says what a call returns or which kind of model this is, not how its layers are made."""
+    return name.startswith(("_", "output_", "return_", "is_")) or name in ("use_cache", "torchscript", "add_cross_attention")
 
 
 def compare(family: Family, chosen: dict[str, Any], seed: int) -> Comparison:
     """Build, trace, and hold every measure against the oracle; `CannotBuild` passes through."""
     specimen = build(family, seed, chosen)
+    draw = random.Random(seed)
+    inputs = shortened(specimen.inputs, draw.randint(2, 12))
+    if draw.random() < 0.5:
+        prefer_fused(specimen)
     try:
-        trace = whence.trace(Model(specimen.model, name=family.name), specimen.inputs)
-        stack = trace.of("encoder" if "encoder" in trace.stacks else next(iter(trace.stacks)))
-        ours = {m: whence.contributions(trace, m, attention=stack.name) for m in ("alti", "norms", "rollout")}
-        split = [oracle.parts(layer) for layer in stack]
-        rolled = {m: ours[m].rollout().values for m in ("alti", "rollout")}
+        trace = whence.trace(Model(specimen.model, name=family.name), inputs)
+        stacks = [stack for name, stack in trace.stacks.items() if name != "cross"]
+        results = {
+            stack.name: {m: whence.contributions(trace, m, attention=stack.name) for m in ("alti", "norms", "rollout")}
+            for stack in stacks
+        }
+        rolled = {name: {m: ours[m].rollout().values for m in ("alti", "rollout")} for name, ours in results.items()}
+        split = {stack.name: [oracle.parts(layer) for layer in stack] for stack in stacks}
     except WhenceError as problem:
         return Comparison(family.name, chosen, refused=str(problem))
-    errors = {"state": _worst([layer.after_attention for layer in stack], [states for _, states in split])}
-    theirs = oracle.model_attention(specimen.model, specimen.inputs)
-    if theirs is not None and len(theirs) == len(stack) and len(trace.stacks) == 1:
-        errors["attention"] = _worst([layer.attention for layer in stack], theirs)
-    expected = {
-        "alti": [oracle.alti(*both) for both in split],
-        "norms": [oracle.norms(terms) for terms, _ in split],
-        "rollout": [oracle.half_residual(layer.attention.double()) for layer in stack],
+    worst: dict[str, list[float]] = {}
+
+    def judge(name: str, ours: Any, theirs: Sequence[Tensor]) -> None:
+        worst.setdefault(name, []).append(_worst(ours, theirs))
+
+    shown = oracle.model_outputs(specimen.model, inputs)
+    for name, stack in trace.stacks.items():
+        theirs = shown.attention(name, len(trace.stacks))
+        if theirs is not None and len(theirs) == len(stack):
+            judge("attention", [oracle.as_shown(*pair) for pair in zip(stack, theirs, strict=True)], theirs)
+    for stack in stacks:
+        states = shown.states(stack.name, len(trace.stacks))
+        if states is not None and len(states) == len(stack) + 1:
+            judge("block inputs", [layer.block_input[-len(states[0]) :] for layer in stack], states[:-1])
+        ours, terms = results[stack.name], split[stack.name]
+        expected = {
+            "alti": [oracle.alti(*both) for both in terms],
+            "norms": [oracle.norms(parts) for parts, _ in terms],
+            "rollout": [oracle.half_residual(layer.attention.double()) for layer in stack],
+        }
+        judge("state", [layer.after_attention for layer in stack], [after for _, after in terms])
+        for method, matrices in expected.items():
+            judge(method, ours[method].values, matrices)
+        for method, values in rolled[stack.name].items():
+            judge(f"{method} rolled out", values, oracle.rolled_out(expected[method]))
+    return Comparison(family.name, chosen, {name: max(errors) for name, errors in worst.items()})
+
+
+def shortened(inputs: dict[str, Tensor], length: int) -> dict[str, Tensor]:
+    """The first tokens of the text (and of the target), at most `length`."""
+    ids = inputs["input_ids"].shape[1]
+    return {
+        name: tensor[:, :length] if tensor.dim() >= 2 and (tensor.shape[1] == ids or "decoder" in name) else tensor
+        for name, tensor in inputs.items()
     }
-    errors |= {name: _worst(ours[name].values, expected[name]) for name in expected}
-    errors |= {f"{m} rolled out": _worst(rolled[m], oracle.rolled_out(expected[m])) for m in rolled}
-    return Comparison(family.name, chosen, errors)
 
 
-def _worst(ours: Any, theirs: list[Tensor]) -> float:
+def _worst(ours: Any, theirs: Sequence[Tensor]) -> float:
     """The largest difference, relative to the largest number of each layer."""
     pairs = zip(ours, theirs, strict=True)
     return max(float((a.double() - b).abs().max() / b.abs().max()) for a, b in pairs)

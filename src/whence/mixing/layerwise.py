@@ -149,6 +149,12 @@ def _result(
         return together(trace, name, by_stack, settings)  # type: ignore[arg-type]
     stack = trace.of(read[0])
     matrices, counts = zip(*by_stack[stack.name], strict=True)
+    sizes = sorted({tuple(matrix.shape) for matrix in matrices}, reverse=True)
+    if len(sizes) > 1:
+        raise InputError(
+            f"{name}: the {stack.name}'s layers have different numbers of tokens ({', '.join(map(str, sizes))}), because the "
+            "model pools them on its way: choose layers of one size with trace.select(layers=[…])."
+        )
     return Contributions.of_stack(
         stack,
         check_rows(torch.stack(matrices), name),
