@@ -158,6 +158,8 @@ def main(argv: list[str] | None = None) -> int:
         except CannotBuild as problem:
             print(f"{family.name:28} not built with {chosen}: {str(problem)[:100]}", flush=True)
             continue
+        except Exception as problem:  # no refusal: a fault like a wrong number, and the run goes on to the next
+            outcome = Comparison(family.name, chosen, {f"{type(problem).__name__}: {problem}": float("inf")})
         if outcome.refused:
             print(f"{family.name:28} refused with {chosen}: {outcome.refused[:100]}", flush=True)
             continue

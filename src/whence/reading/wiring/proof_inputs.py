@@ -47,7 +47,8 @@ def long_enough(model: nn.Module, inputs: Mapping[str, Any], least: int = 12, ta
         for name, tensor in inputs.items():
             if (
                 not isinstance(tensor, Tensor)
-                or tensor.shape[:2] != ids.shape
+                or tensor.shape[1:2] != ids.shape[1:]
+                or (len(tensor) != len(ids) and "mask" not in name)  # one mask for several codebooks of one sound
                 or name.startswith("decoder_") == (not prefix)
             ):
                 continue
