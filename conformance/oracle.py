@@ -1,4 +1,4 @@
-"""Attention, contributions and rollout again, slowly: float64 and plain loops, from the model itself and a trace's tensors.
+"""Attention, contributions and rollout again, slowly: float64, row by row, from the model itself and a trace's tensors.
 
 Nothing of the measures is imported. The model's own eager attention and hidden states say whether the trace is of what
 it computes; the formulas of the papers say what the measures have to be.
@@ -81,9 +81,8 @@ def parts(layer: Any) -> tuple[Tensor, Tensor]:
     rows, states = [], []
     for i in range(n):
         terms = torch.zeros(n, residual.shape[1], dtype=torch.float64)
-        for j in range(n):
-            for h in range(heads):
-                terms[j] += attention[h, i, j] * (values[h, j] @ weight[h])
+        for h in range(heads):
+            terms += attention[h, i, :, None] * (values[h] @ weight[h])
         bias = output_bias
         if wiring.branch_norm is not None:
             terms, bias = _norm(wiring.branch_norm, terms, bias)
@@ -103,8 +102,7 @@ def alti(terms: Tensor, states: Tensor) -> Tensor:
     n = len(states)
     scores = torch.zeros(n, n, dtype=torch.float64)
     for i in range(n):
-        for j in range(n):
-            scores[i, j] = max(0.0, float(states[i].abs().sum() - (states[i] - terms[i, j]).abs().sum()))
+        scores[i] = (states[i].abs().sum() - (states[i] - terms[i]).abs().sum(-1)).clamp(min=0)
         total = scores[i].sum()
         scores[i] = scores[i] / total if total > 0 else torch.eye(n, dtype=torch.float64)[i]
     return scores
@@ -112,7 +110,7 @@ def alti(terms: Tensor, states: Tensor) -> Tensor:
 
 def norms(terms: Tensor) -> Tensor:
     """‖T_ij‖₂, rows divided by their sums."""
-    lengths = torch.tensor([[float(part.square().sum().sqrt()) for part in row] for row in terms], dtype=torch.float64)
+    lengths = terms.square().sum(-1).sqrt()
     return lengths / lengths.sum(1, keepdim=True)
 
 
@@ -122,13 +120,8 @@ def half_residual(attention: Tensor) -> Tensor:
 
 
 def rolled_out(layers: list[Tensor]) -> list[Tensor]:
-    """R_l = C_l R_{l−1}, R_0 = I, number by number."""
-    products, last = [], torch.eye(len(layers[0]), dtype=torch.float64)
-    for mixing in layers:
-        product = torch.zeros_like(last)
-        for i in range(len(last)):
-            for j in range(len(last)):
-                product[i, j] = sum(float(mixing[i, k]) * float(last[k, j]) for k in range(len(last)))
-        products.append(product)
-        last = product
+    """R_l = C_l R_{l−1}, R_0 = I."""
+    products = [layers[0]]
+    for mixing in layers[1:]:
+        products.append(mixing @ products[-1])
     return products
