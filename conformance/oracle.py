@@ -58,6 +58,37 @@ def as_shown(layer: Any, theirs: Tensor) -> Tensor:
     return ours / (1 - layer.sink.double())[..., None] if shown_before_sink else ours
 
 
+def identifiability(layer: Any) -> dict[str, Tensor]:
+    """Null share, r and ranks [head, query] of a layer, each row by an SVD of the values that it sees."""
+    attention, values = layer.attention_and_sink.double(), layer.values.double()
+    heads, n, _ = attention.shape
+    if layer.sink is not None:
+        values = torch.cat([values, torch.zeros_like(values[:, :1])], 1)
+    result = {name: torch.zeros(heads, n, dtype=torch.float64) for name in ("null share", "r", "rank", "simplex_rank")}
+    for h in range(heads):
+        for q in range(n):
+            visible = layer.visible_of(h)
+            seen = torch.ones(attention.shape[-1], dtype=torch.bool)
+            if visible is not None:
+                seen[: visible.shape[-1]] = visible[q if len(visible) > 1 else 0]
+            row, body = attention[h, q, seen], values[h, seen]
+            bases = [_basis(body, body), _basis(body - body.mean(0), body)]
+            effective = bases[0] @ (bases[0].T @ row)
+            result["null share"][h, q] = (row - effective).abs().sum() / row.abs().sum()
+            pair = torch.stack([row, effective])
+            varies = bool((pair.amax(1) - pair.amin(1) > 1e-9).all())  # a correlation with a constant is none
+            result["r"][h, q] = torch.corrcoef(pair)[0, 1] if varies else float("nan")
+            result["rank"][h, q], result["simplex_rank"][h, q] = bases[0].shape[1], bases[1].shape[1] + 1
+    return result
+
+
+def _basis(body: Tensor, values: Tensor) -> Tensor:
+    """An orthonormal basis of the columns, ranks cut at float32's eps of the values' own size."""
+    tolerance = torch.linalg.matrix_norm(values, ord=2) * max(values.shape) * torch.finfo(torch.float32).eps
+    u, s, _ = torch.linalg.svd(body, full_matrices=False)
+    return u[:, s > tolerance]
+
+
 def _norm(norm: Any, parts: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Every part of one position (source, d), and what belongs to none (d), through the norm of their sum."""
     whole = parts.sum(0) + bias

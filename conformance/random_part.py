@@ -83,6 +83,11 @@ def compare(family: Family, chosen: dict[str, Any], seed: int) -> Comparison:
     if draw.random() < 0.5:
         prefer_fused(specimen)
     try:
+        with torch.no_grad():
+            specimen.model(**inputs)
+    except (RuntimeError, ValueError, IndexError) as problem:
+        raise CannotBuild(f"it does not take {inputs['input_ids'].shape[1]} tokens: {problem}") from problem
+    try:
         trace = whence.trace(Model(specimen.model, name=family.name), inputs)
         stacks = [stack for name, stack in trace.stacks.items() if name != "cross"]
         results = {

@@ -1,8 +1,8 @@
 """Ways of use: a dozen families, loaded, wrapped and called as people do. `python -m conformance.ways [--write]`.
 
 Every cell is read right, refused with the reason, or not a thing that the family takes. Right means that the trace's
-logits are those of a plain pass of the same model on the same inputs, and that attention and ALTI agree with a reference
-(the model before it was wrapped, merged, or in float32) where there is one.
+logits are those of a plain pass of the same model on the same inputs, and that attention and measures agree with a
+reference (the model before it was wrapped, or merged) where there is one, in half precision with float64 oracles.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from conformance import oracle
 from conformance.zoo import Specimen, build
+from whence.attention.identifiability import identifiability
 from whence.errors import WhenceError
 from whence.mixing.contributions import contributions
 from whence.model.load import Model
@@ -30,8 +32,8 @@ from whence.reading.tracing import trace
 
 FAMILIES = ("bert", "distilbert", "electra", "modernbert", "mpnet", "gpt2", "opt", "llama", "gpt_neox", "bloom", "mixtral",
             "t5")  # fmt: skip
+MEASURES = ("alti", "norms", "rollout", "effective", "globenc", "value-zeroing")
 RIGHT, REFUSED, WRONG, NOT_TAKEN = "right", "refused", "WRONG", "not taken"
-HALF = 0.05  # how far bf16 and fp16 attention may lie from the float32 model's, which has other weights
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Use:
     reference: Trace | None = None
     tolerance: float = 1e-4
     plain: nn.Module | None = None  # what makes the plain pass, where it is not the model itself
-    shown: Mapping[str, Tensor] = field(default_factory=dict)  # attention by stack, from the model's own outputs
+    shown: oracle.ModelOutputs = oracle.ModelOutputs(None)  # what the model itself hands out
+    judge: Callable[[Trace], dict[str, float]] | None = None  # errors of the trace's measures, by name
 
 
 @dataclass(frozen=True)
@@ -91,22 +94,45 @@ def _embedded(specimen: Specimen, _: Path) -> Use:
 
 
 def _in(dtype: torch.dtype) -> Callable[[Specimen, Path], Use]:
-    """In half precision: attention against what the model itself shows, ALTI against the float32 model's."""
+    """In half precision: logits and attention against the model's own eager pass, measures against float64 oracles."""
 
     def way(specimen: Specimen, _: Path) -> Use:
-        reference = _reference(specimen)
         model = specimen.model.to(dtype)
         own = copy.deepcopy(model)
         own.set_attn_implementation("eager")
-        with torch.no_grad():
-            output = own(**specimen.inputs, output_attentions=True)
-        fields = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
-        if len(reference.stacks) == 1:
-            fields = dict.fromkeys(reference.stacks, "attentions")
-        shown = {stack: torch.stack([a[0] for a in output[field]]) for stack, field in fields.items()}
-        return Use(model, specimen.inputs, reference, HALF, shown=shown)
+        # Twice as long, so that there are more keys than value dimensions, and a null space.
+        inputs = {name: torch.cat([tensor, tensor.flip(1)], 1) for name, tensor in specimen.inputs.items()}
+        return Use(model, inputs, plain=own, shown=oracle.model_outputs(own, inputs), judge=oracle_errors)
 
     return way
+
+
+def oracle_errors(found: Trace) -> dict[str, float]:
+    """How far null share, r, rank, ALTI, norms and rollout of a trace are from float64 on the very tensors it holds."""
+    worst: dict[str, float] = {}
+
+    def judge(name: str, ours: Tensor, theirs: Tensor) -> None:
+        error = (ours.double() - theirs).abs().nan_to_num(nan=0.0 if bool((ours.isnan() == theirs.isnan()).all()) else 9.0)
+        worst[name] = max(worst.get(name, 0.0), float(error.max()))
+
+    for stack in found.stacks.values():
+        measured = identifiability(found, attention=stack.name)
+        for place, layer in enumerate(stack):
+            for name, expected in oracle.identifiability(layer).items():
+                judge(name, measured.values[place] if name == "null share" else measured.extra[name][place], expected)
+        if stack.name == "cross":
+            continue
+        split = [oracle.parts(layer) for layer in stack]
+        expected_by_method = {
+            "alti": [oracle.alti(*both) for both in split],
+            "norms": [oracle.norms(terms) for terms, _ in split],
+            "rollout": [oracle.half_residual(layer.attention.double()) for layer in stack],
+        }
+        for method, matrices in expected_by_method.items():
+            ours = contributions(found, method, attention=stack.name)
+            judge(method, ours.values, torch.stack(matrices))
+            judge(f"{method}, rolled out", ours.rollout().values, torch.stack(oracle.rolled_out(matrices)))
+    return worst
 
 
 def _offloaded(kind: str) -> Callable[[Specimen, Path], Use]:
@@ -157,7 +183,7 @@ def _adapted(specimen: Specimen, _: Path) -> Use:
         specimen.model, peft.LoraConfig(target_modules=targets, r=2, init_lora_weights=False)
     ).eval()
     merged = copy.deepcopy(adapted).merge_and_unload().eval()
-    return Use(adapted, specimen.inputs, trace(Model(merged), specimen.inputs), 1e-3)
+    return Use(adapted, specimen.inputs, trace(Model(merged), specimen.inputs))
 
 
 def _beside(specimen: Specimen, _: Path) -> Use:
@@ -232,19 +258,47 @@ def compare(found: Trace, use: Use, expected: Tensor) -> tuple[str, str]:
     if ours is None or ours.shape != rows.shape or not _close(ours, rows, use.tolerance):
         return WRONG, "logits differ from those of a plain pass"
     for name, stack in found.stacks.items():
-        other = use.shown.get(name)
-        if other is None and use.reference is not None:
-            other = use.reference.stacks[name].attention
-        if other is not None and not _close(stack.attention, other, use.tolerance):
+        others = use.shown.attention(name, len(found.stacks))
+        if others is None and use.reference is not None:
+            others = list(use.reference.stacks[name].attention)
+        if others is not None and not _close(stack.attention, torch.stack(others), use.tolerance):
             return WRONG, f"the {name}'s attention differs from the reference"
-    if use.reference is not None and len(found.stacks) == 1:
+    if use.judge is not None:
         try:
-            mixing = [contributions(t, "alti").values for t in (found, use.reference)]
+            errors = use.judge(found)
         except WhenceError as refusal:
-            return REFUSED, f"attention is read; ALTI: {refusal}"
-        if not _close(*mixing, use.tolerance):
-            return WRONG, "ALTI differs from the reference"
+            return REFUSED, f"attention is read; {refusal}"
+        wrong = {name: error for name, error in errors.items() if not error <= use.tolerance}
+        if wrong:
+            return WRONG, "; ".join(f"{name} is {error:.1e} from float64" for name, error in wrong.items())
+    if use.reference is not None:
+        for name, error in differences(found, use.reference).items():
+            if isinstance(error, str):
+                return REFUSED, f"attention is read; {name}: {error}"
+            if not error <= use.tolerance:
+                return WRONG, f"{name} differs from the reference by {error:.1e}"
     return RIGHT, ""
+
+
+def differences(found: Trace, reference: Trace) -> dict[str, float | str]:
+    """How far every measure by layer of one trace is from another's, or why it is refused."""
+    result: dict[str, float | str] = {}
+    for stack in [name for name in found.stacks if name != "cross"]:
+        options = {"attention": stack}
+        for method in MEASURES:
+            try:
+                theirs = contributions(reference, method, **options).values
+            except WhenceError:
+                continue  # not for this family, however it is used
+            try:
+                ours = contributions(found, method, **options).values
+            except WhenceError as refusal:
+                result[f"{method} ({stack})"] = str(refusal)
+                continue
+            result[f"{method} ({stack})"] = float((ours.double() - theirs.double()).abs().max())
+        ours, theirs = (identifiability(t, attention=stack).values for t in (found, reference))
+        result[f"null share ({stack})"] = float((ours - theirs).abs().max())
+    return result
 
 
 def _close(ours: Tensor, theirs: Tensor, tolerance: float) -> bool:
@@ -259,8 +313,10 @@ HEAD = f"""{TITLE}
 
 Models as people load, wrap and call them, small and random, each against a plain pass of the same model on the same
 inputs and, where there is one, against a reference (before wrapping, merged, in float32): ✓ right, R refused with the
-reason below, – not something that this family takes. Logits, attention and ALTI agree to 1e-4 (LoRA against merged
-weights: 1e-3; bf16 and fp16: {HALF}, attention against what the model itself shows, ALTI against the float32 model).
+reason below, – not something that this family takes. Right means to 1e-4: logits and attention; with a reference also
+{", ".join(MEASURES)} and null shares. In bf16 and fp16 logits and attention are held against the
+model's own eager pass in that precision, and null share, r, ALTI, norms and rollout against slow float64 oracles on the
+very tensors that the trace holds; ranks must be equal.
 
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import BertConfig, BertModel
 
 import whence
 from conformance.zoo import build
@@ -283,6 +284,19 @@ def test_the_joint_statement(minilm):
     assert statement.joint.determines_heads
     assert statement.joint.null_dimension == 0
     assert "determines every head's output" in statement.sentence()
+
+
+def test_small_singular_values_of_a_real_size_of_output_matrix_count():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 384, "num_attention_heads": 12, "num_hidden_layers": 1, "intermediate_size": 64}
+    model = BertModel(BertConfig(vocab_size=60, **sizes)).eval()
+    weight = model.encoder.layer[0].attention.output.dense.weight
+    with torch.no_grad():  # σ_min / σ_max = 3e-5, as in trained models; max(shape) · eps of float32 is 4.6e-5
+        u, _, v = torch.linalg.svd(weight.double())
+        weight.copy_((u * torch.logspace(0, -4.523, 384, dtype=torch.float64)) @ v)
+    joint = whence.layer_statement(trace(Model(model), {"input_ids": torch.arange(5, 25)[None]}), 0).joint
+    assert (joint.rank, joint.determines_heads) == (384, True)
+    assert joint.condition == pytest.approx(10**4.523, rel=1e-2)
 
 
 @pytest.mark.parametrize(

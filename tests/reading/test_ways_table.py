@@ -12,7 +12,7 @@ from whence.model.load import Model
 from whence.reading.tracing import trace
 
 
-@pytest.mark.parametrize("way", ["4-D mask", "left-padded", "LoRA"])
+@pytest.mark.parametrize("way", ["4-D mask", "left-padded", "LoRA", "bf16"])
 def test_right(way):
     assert ways.judge("llama", way).result == ways.RIGHT
 
@@ -43,16 +43,18 @@ def test_wrong_numbers_are_called_wrong():
     layer = replace(stack.layers[0], _attention=stack.layers[0].attention.flip(-1))
     other = replace(found, stacks={"encoder": replace(stack, layers=(layer, *stack.layers[1:]))})
     assert ways.compare(other, use, expected)[0] == ways.WRONG
+    judged = ways.Use(specimen.model, specimen.inputs, judge=lambda _: {"null share": 1e-5, "rank": 1.0})
+    assert ways.compare(found, judged, expected) == (ways.WRONG, "rank is 1.0e+00 from float64")
 
 
 def test_the_section_is_put_in_its_place(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# Page\n\n## Ways of use\n\nold\n\n## After\n\nstays\n", encoding="utf-8")
+    page.write_text("# Page\n\n## Ways of use\n\nan earlier table\n\n## After\n\nstays\n", encoding="utf-8")
     outcomes = [ways.Outcome("bert", "LoRA", ways.RIGHT), ways.Outcome("gpt2", "LoRA", ways.REFUSED, "for a reason")]
     for _ in range(2):
         ways.put(page, outcomes)
         text = page.read_text(encoding="utf-8")
-        assert "old" not in text
+        assert "an earlier table" not in text
         assert "| bert | ✓ |" in text
         assert "- LoRA, gpt2: for a reason" in text
         assert text.count("## Ways of use") == text.count("## After") == 1

@@ -163,14 +163,16 @@ def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
             "than its own, and is read together with the decoder it belongs to."
         )
     projection = layer.row_projection
-    weight, outputs = to(projection.weight), to(layer.outputs)  # (head, d_v, d), (head, query, d_v)
+    weight, values = to(projection.weight), to(layer.values)  # (head, d_v, d), (head, key, d_v)
+    # Head outputs in half precision are rounded sums: the parts add up only to the sums themselves.
+    outputs = layer.outputs.detach() if layer.outputs.dtype == dtype else attention @ values  # (head, query, d_v)
     outputs = outputs if projection.rows is None else turn(outputs, projection.rows)
     projected = joined(outputs) @ weight.flatten(0, 1)
     own = to(layer.own)
     bias = own.new_zeros(own.shape[-1]) if projection.bias is None else to(projection.bias)
     split = layer.wiring.split(own, weight, projected, bias)
     _check(layer, split.state)
-    values, weight = to(layer.values), split.weight
+    weight = split.weight
     if projection.rows is not None:
         attention, values, weight = _separated(attention, values, weight, projection.rows)
     bias = split.bias.expand_as(split.state)

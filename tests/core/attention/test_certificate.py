@@ -161,6 +161,16 @@ def test_no_reported_end_is_tighter_than_its_dual_proves(seed: int) -> None:
         assert Fraction(float(c.gaps[p])) <= max(exact_bound(c, (one[i] - one[j]).tolist(), c.pair_duals[p]), -1)
 
 
+def test_the_mass_outside_is_no_tighter_than_its_dual_proves() -> None:
+    generator = torch.Generator().manual_seed(64)  # a case in which rounding to nearest is one bit too tight
+    n, d = (int(torch.randint(low, high, (1,), generator=generator)) for low, high in ((2, 24), (1, 18)))
+    row = torch.softmax(torch.randn(n, generator=generator, dtype=torch.float64) * 4, -1).float()
+    values = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    c = certify_row(row, (values * 10.0 ** float(torch.randint(-2, 3, (1,), generator=generator))).float().round())
+    outside = [0 if j in c.keys.tolist() else -1 for j in range(n)]
+    assert -Fraction(c.outside) <= max(exact_bound(c, outside, c.outside_dual), -1)
+
+
 def test_a_wrong_dual_proves_only_a_wider_interval() -> None:
     certificate = certify_row(make.attention(30), make.values(30, 6))
     assert not dataclasses.replace(certificate, upper_duals=certificate.upper_duals * 1.01).check()
