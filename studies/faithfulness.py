@@ -9,6 +9,7 @@ on. One thread. The classifiers are trained by studies/_classifiers.py.
 """
 
 from __future__ import annotations
+from whence.reading.tokenised import unknown_id
 
 import argparse
 import json
@@ -141,7 +142,7 @@ def leaves(run: Faithfulness) -> Any:
         if tree is None or not right or len(tree) != len(record.text.split()):
             continue
         prepared = prepared_text(model, record.text)
-        units = units_of(prepared, "word", None, unknown_id(model))
+        units = units_of(prepared, "word", None, unknown_id(model.tokenizer))
         marks.append(marks_of([int(label in wanted) for label, _ in tree], record.text, units, i))
         for m in run.methods:
             given[m].append(record.scores[m])

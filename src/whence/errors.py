@@ -11,6 +11,10 @@ class InputError(WhenceError, ValueError):
     """What the user gave cannot be used: an empty text, a wrong layer, a text that is too long."""
 
 
+class WhenceWarning(UserWarning):
+    """Something can be measured but may mislead, as a text of unknown tokens."""
+
+
 class ModelError(WhenceError):
     """The model cannot be used: NaN weights, no attention, a tokenizer that belongs to another model."""
 

@@ -12,8 +12,9 @@ import torch
 from tests.faithful.faithful_models import WEIGHTS
 from whence.errors import InputError
 from whence.faithful.engine import Engine, batches, full
-from whence.faithful.question import TextQuestion, asking_position, prepared_text, units_of, unknown_id
+from whence.faithful.question import TextQuestion, asking_position, prepared_text, units_of
 from whence.model.load import Model
+from whence.reading.tokenised import unknown_id
 
 TEXT = "the film was not very good and the film was dull"
 
@@ -111,7 +112,7 @@ def test_the_asking_position_is_no_unit(masked: Model) -> None:
 
 def test_an_unknown_word_is_removable(classifier: Model) -> None:
     prepared = prepared_text(classifier, "the zebra was good")
-    units = units_of(prepared, "word", None, unknown_id(classifier))
+    units = units_of(prepared, "word", None, unknown_id(classifier.tokenizer))
     assert units.names == ("the", "[UNK]", "was", "good")
     assert units.spans[1] == (3, 10)
 

@@ -254,3 +254,15 @@ def test_curves_differences_and_plot(extreme: Faithfulness) -> None:
     axes = extreme.plot(methods=["perfect", "random"])
     assert len(axes.lines) == 4
     assert "Faithfulness" in extreme._repr_html_()
+
+
+def test_a_data_set_and_an_encoding_are_taken_as_they_are(classifier: Model) -> None:
+    datasets = pytest.importorskip("datasets")
+    texts = ["the film was good", "the film was very dull"]
+    settings: dict[str, Any] = {"methods": "occlusion", "random": 0, "ceiling": "none", "units": "token"}
+    expected = whence.faithfulness(classifier, texts, **settings)
+    data = datasets.Dataset.from_dict({"text": texts, "label": [1, 0]})
+    assert whence.faithfulness(classifier, data, **settings).table().equals(expected.table())
+    assert len(whence.faithfulness(classifier, data, target="gold", **settings).records) == 2
+    encoded = classifier.tokenizer(texts, padding=True, return_tensors="pt")
+    assert whence.faithfulness(classifier, encoded, **settings).table().equals(expected.table())

@@ -8,7 +8,8 @@ import torch
 from conformance.zoo import build
 from whence.errors import InputError, ModelError
 from whence.model.load import Model
-from whence.reading.inputs import position_limit, prepare
+from whence.reading.inputs import prepare
+from whence.reading.tokenised import position_limit
 from whence.reading.tracing import trace
 
 

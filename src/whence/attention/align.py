@@ -24,6 +24,7 @@ from whence.model.load import Model, as_model
 from whence.reading.trace import Trace
 from whence.reading.tracing import trace
 from whence.results.provenance import Provenance
+from whence.results.short_repr import short_repr
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +44,8 @@ class Alignment:
     `late`, verified in the model, is more than `within` away; "certified" where the path is not standardised and its proved
     range is within `within`; else "open".
     """
+
+    __repr__ = short_repr
 
     names: tuple[str, ...]
     verdicts: tuple[str, ...]

@@ -15,6 +15,7 @@ from whence.core.numerics.tolerances import measured_in
 from whence.reading.trace import Trace
 from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
+from whence.results.short_repr import short_repr
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class TokenCertificate(Certificate):
     """A certificate that knows which row of which head it speaks of."""
+
+    __repr__ = short_repr
 
     layer: int = -1
     head: int = -1

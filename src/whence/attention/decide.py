@@ -19,6 +19,7 @@ from whence.core.attention.decision_check import check_decision
 from whence.errors import InputError
 from whence.reading.trace import Trace
 from whence.results.provenance import Provenance
+from whence.results.short_repr import short_repr
 from whence.results.tensor_file import load_tensors, save_tensors, understood
 from whence.rules import Key, Path, Question, Row, Rule
 
@@ -40,6 +41,8 @@ class Decisions:
     where that number lies in every row with the same output (NaN for argmax); margin: by how much the decision holds
     at least (below 0: by how much the other row breaks it). All [query].
     """
+
+    __repr__ = short_repr
 
     rule: str
     heads: tuple[tuple[int, int], ...]

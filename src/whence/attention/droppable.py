@@ -17,6 +17,7 @@ from whence.core.attention.decision import SAME_OUTPUT
 from whence.errors import InputError
 from whence.reading.trace import Trace
 from whence.results.provenance import Provenance
+from whence.results.short_repr import short_repr
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +31,8 @@ class Droppable:
     `top`: the same number of keys kept by weight and divided by their sum, for comparison; errors of both relative to the
     head output.
     """
+
+    __repr__ = short_repr
 
     layer: int
     head: int

@@ -12,11 +12,14 @@ from whence.attention.heads import find_token
 from whence.core.attention.joint import JointIdentifiability, joint_identifiability
 from whence.reading.trace import Trace
 from whence.results.provenance import Provenance
+from whence.results.short_repr import short_repr
 
 
 @dataclass(frozen=True)
 class LayerStatement:
     """The joint statement for one layer: does its output determine the head outputs, and what is free in common."""
+
+    __repr__ = short_repr
 
     layer: int
     query: int

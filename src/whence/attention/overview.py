@@ -15,6 +15,7 @@ from whence.attention.verdict import Verdict, verdict
 from whence.core.attention.bounds import weight_bounds
 from whence.core.attention.verdict import RowVerdict
 from whence.reading.trace import Layer, Stack, Trace
+from whence.results.short_repr import short_repr
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Overview:
     heaviest weight (an upper bound on the exact width). `worst`: an open row of some heads not to be read; `best`: a
     certain or unique row of some heads that may be; each with its certificate, and none where no head qualifies.
     """
+
+    __repr__ = short_repr
 
     identifiability: Identifiability
     verdict: Verdict

@@ -17,6 +17,7 @@ from whence.reading.rerun.run import Outcome, run
 from whence.reading.trace import KEEP
 from whence.reading.wiring.proof import Proof
 from whence.reading.wiring.sites import AttentionSite
+from whence.results.short_repr import short_repr
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class SecondRow:
 
     total_variation 0: none was found. control: the same change with the row replaced by the uniform one.
     """
+
+    __repr__ = short_repr
 
     stack: str
     layer: int

@@ -25,6 +25,7 @@ from whence.reading.rerun.run import Outcome, prove_model, run
 from whence.reading.trace import KEEP
 from whence.reading.wiring.proof import Proof
 from whence.reading.wiring.sites import AttentionSite
+from whence.results.short_repr import short_repr
 
 TIED = 1e-5
 """The largest share of a key outside span[V, 1] that rounding of float32 weights explains."""
@@ -54,6 +55,8 @@ class HeadUniqueness:
     among *all* rows (rank([V, 1]), measured). residual: share of its keys outside span[V, 1] (of [[V; 0], 1] with a
     sink). key_rank, value_rank: of the centred keys and values that the longest row sees."""
 
+    __repr__ = short_repr
+
     stack: str
     layer: int
     head: int
@@ -72,6 +75,8 @@ class Uniqueness:
     answer: the weakest of all heads. laws: by (stack, layer), how well scores are linear in the query. second: another
     row that some query reaches, with the same head output, verified in the model; None where none was found or needed.
     """
+
+    __repr__ = short_repr
 
     model: str
     answer: str

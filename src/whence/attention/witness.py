@@ -15,6 +15,7 @@ from whence.errors import InputError
 from whence.reading.rerun.substitution import Replace, Substituted, substitute
 from whence.reading.trace import Trace
 from whence.results.provenance import Provenance
+from whence.results.short_repr import short_repr
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Verification:
     `control_*`: the same with a random row at the same distance, which the model does notice. `rounding`: what the
     model's own arithmetic can change, 1e-6 in float32 and eight eps in half precision (the other row is rounded too).
     """
+
+    __repr__ = short_repr
 
     total_variation: float
     head_output: float
@@ -66,6 +69,8 @@ class RowWitness:
     `alternative` [key]: ≥ 0, same sum, zero at hidden keys; `exists`: False where the search found none (which, for
     key-constrained rows, never means that none exists); `residual`: relative change of the head output.
     """
+
+    __repr__ = short_repr
 
     trace: Trace
     layer: int

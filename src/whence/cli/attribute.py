@@ -12,7 +12,7 @@ from whence.cli._app import Debug, Json, Model, Options, Quiet, options_of, prin
 from whence.errors import InputError
 
 if TYPE_CHECKING:
-    from whence.mixing.attribute import Attribution
+    from whence.mixing.attribution import Attribution
 
 
 def command(

@@ -21,13 +21,15 @@ from whence.attention.doppelganger import doppelganger
 from whence.core.numerics.arrays import AnyArray
 from whence.errors import InputError
 from whence.faithful.engine import Engine
-from whence.faithful.question import TextQuestion, prepared_text, units_of, unknown_id
+from whence.faithful.question import TextQuestion, prepared_text, units_of
 from whence.mixing.gradients import gradient
 from whence.mixing.prediction import prediction_of
 from whence.model.load import as_model
 from whence.reading.rerun.substitution import Replace, substitute
+from whence.reading.tokenised import unknown_id
 from whence.reading.trace import Layer, Trace
 from whence.reading.tracing import trace
+from whence.results.short_repr import short_repr
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,6 +62,8 @@ class TextControls:
 @dataclass(frozen=True)
 class AttentionControls:
     """The controls of every text. Where uniform attention keeps the label, these texts cannot show that attention matters."""
+
+    __repr__ = short_repr
 
     texts: tuple[TextControls, ...]
     permutations: int
@@ -139,7 +143,7 @@ def _controls(model: Any, text: str, permutations: int, budget: float, seed: int
     label = int(own.argmax())
     prediction = prediction_of(model, found, label, None, None)
     reads = int(prediction.rows.argmax())
-    units = units_of(prepared, "token", None, unknown_id(model))
+    units = units_of(prepared, "token", None, unknown_id(model.tokenizer))
     question = TextQuestion(prepared, units, None, label)
     draw = question.generator(seed, "permutations")
     layers = list(found.of())

@@ -23,6 +23,7 @@ from whence.faithful.contribution_bounds import RowBounds, contribution_bounds
 from whence.mixing.contributions import contributions
 from whence.reading.rerun.substitution import Replace, substitute
 from whence.reading.trace import Trace
+from whence.results.short_repr import short_repr
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +48,8 @@ class Agreement:
 @dataclass(frozen=True)
 class Determined:
     """How far explanations survive another attention with the same outputs."""
+
+    __repr__ = short_repr
 
     agreements: tuple[Agreement, ...]
     total_variation: float

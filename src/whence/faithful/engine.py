@@ -19,7 +19,7 @@ from whence.errors import InputError, ModelError
 from whence.faithful.question import TextQuestion
 from whence.model.load import Model
 from whence.reading.capture.attach import accepted, evaluating, lock_of
-from whence.reading.inputs import _input_embedding
+from whence.reading.tokenised import input_embedding
 
 OPERATORS = ("drop", "mask")
 TOKENS_A_BATCH = 8192
@@ -95,7 +95,7 @@ class Engine:
     @cached_property
     def _call(self) -> float:
         """How many tokens cost as much as one call: many for a tiny model, few for a large one."""
-        table = _input_embedding(self.model.model)
+        table = input_embedding(self.model.model)
         tables = 0 if table is None else table.weight.numel()
         weights = sum(p.numel() for p in self.model.model.parameters())
         return CALL / float(max(1, weights - tables))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +18,15 @@ from whence.faithful.ceilings import EXACT, Ceiling, beam_ceiling, exact_ceiling
 from whence.faithful.curves import flip, order_of, prefixes, ties_in
 from whence.faithful.engine import OPERATORS, Engine, mask_id
 from whence.faithful.explainers import Explained, Explainer, explainers, scores_of
-from whence.faithful.question import TextQuestion, asking_position, prepared_text, units_of, unknown_id
+from whence.faithful.question import TextQuestion, asking_position, prepared_text, units_of
 from whence.faithful.rationale import marks_of
 from whence.faithful.records import Curve, TextRecord
 from whence.faithful.result import METHOD, Faithfulness
 from whence.faithful.targets import GOLD, one_each, target_id, target_name
 from whence.model.load import Model, as_model
+from whence.reading.datasets import dataset_texts, is_dataset
 from whence.reading.texts import Texts
+from whence.reading.tokenised import unknown_id
 from whence.results.progress import Progress, counted
 from whence.results.records import Records
 from whence.results.run_identity import RunIdentity
@@ -71,6 +73,7 @@ def faithfulness(
     >>> print(*result.verdict(), sep="\\n")                                    # doctest: +SKIP
     """
     chosen = as_model(model)
+    texts = dataset_texts(texts) if is_dataset(texts) else texts
     given = _texts(texts)
     operators = _operators(operators, chosen)
     if ceiling is not None and ceiling not in CEILINGS:
@@ -126,6 +129,8 @@ def _key(question: TextQuestion, asked: Iterable[Explainer], number: int, ration
 
 
 def _texts(texts: Any) -> list[Any]:
+    if isinstance(texts, Mapping) or hasattr(texts, "input_ids"):  # a BatchEncoding: one text per row
+        return [{name: rows[i] for name, rows in dict(texts).items()} for i in range(len(texts["input_ids"]))]
     given = [texts] if isinstance(texts, (str, tuple)) else list(texts)
     if isinstance(texts, Texts):
         given = [t if len(t) > 1 else t[0] for t in texts.sequences]
@@ -159,7 +164,7 @@ def _question(
     """The question about one text, and the watched output of the whole text."""
     prepared = prepared_text(model, text, truncate)
     position = asking_position(model, prepared)
-    made = units_of(prepared, units, position, unknown_id(model))
+    made = units_of(prepared, units, position, unknown_id(model.tokenizer))
     logits = engine.whole(TextQuestion(prepared, made, position, 0))
     classes = position is None and "decoder_input_ids" not in prepared.inputs
     if classes and len(logits) < 2:

@@ -15,7 +15,8 @@ from whence import method_table
 from whence.core.numerics.arrays import AnyArray
 from whence.errors import InputError
 from whence.faithful.question import TextQuestion
-from whence.mixing.attribute import EXPLAINING, explain
+from whence.mixing.attribute import EXPLAINING
+from whence.mixing.attribute_one import explain
 from whence.mixing.prediction import Prediction, prediction_of
 from whence.model.load import Model
 from whence.reading.trace import Trace

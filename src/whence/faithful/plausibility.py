@@ -16,6 +16,7 @@ from whence.core.numerics.arrays import AnyArray
 from whence.errors import InputError
 from whence.faithful.explainers import scores_of
 from whence.faithful.result import Faithfulness
+from whence.results.short_repr import short_repr
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +27,8 @@ MEASURES = ("ap", "f1", "iou", "mrr")
 @dataclass(frozen=True)
 class Plausibility:
     """Per method and text; texts with no or only marked words are `skipped` (their numbers)."""
+
+    __repr__ = short_repr
 
     methods: tuple[str, ...]
     values: AnyArray

@@ -111,13 +111,6 @@ def _span(tokens: Tokens, group: list[int]) -> tuple[int, int] | None:
     return (before[-1] if before else 0, after[0]) if after else None
 
 
-def unknown_id(model: Model) -> int | None:
-    """The id of the unknown token, where it is nothing else besides (GPT-2's is its end of text, too)."""
-    names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id", "mask_token_id")
-    found = getattr(model.tokenizer, "unk_token_id", None)
-    return None if found in {getattr(model.tokenizer, name, None) for name in names} else found
-
-
 def prepared_text(model: Model, text: Any, truncate: bool = False) -> Prepared:
     """One text as the model takes it: a text, (text, second text), or for encoder–decoders (source, what was written).
 

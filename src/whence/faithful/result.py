@@ -17,6 +17,7 @@ from whence.faithful.records import Curve, TextRecord
 from whence.faithful.statistics import Bootstrap, Difference, all_differences
 from whence.results.records import read_records, write_records
 from whence.results.run_identity import RunIdentity
+from whence.results.short_repr import short_repr
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +31,8 @@ GRID = np.linspace(0, 1, 21)
 @dataclass(frozen=True)
 class Faithfulness:
     """Removal curves of every method on every text. `identity` says what was run: weights, methods, settings, versions."""
+
+    __repr__ = short_repr
 
     identity: RunIdentity
     records: tuple[TextRecord, ...]

@@ -13,6 +13,7 @@ from whence.errors import InputError
 from whence.faithful.determined import spearman
 from whence.faithful.evaluate import faithfulness
 from whence.faithful.result import Faithfulness
+from whence.results.short_repr import short_repr
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Robustness:
     """The runs of every model, and the agreement of their explanations on texts with the same prediction."""
+
+    __repr__ = short_repr
 
     runs: tuple[Faithfulness, ...]
 

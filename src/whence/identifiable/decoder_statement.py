@@ -16,6 +16,7 @@ from torch import Tensor
 
 from whence.identifiable.configuration_identifiable_decoder import uncovered
 from whence.identifiable.statement import EVERY, rank
+from whence.results.short_repr import short_repr
 
 THEOREM_A = "Theorem A"
 THEOREM_B = "Theorem B"
@@ -44,6 +45,8 @@ class DecoderStatement:
     from_head: up to how many visible tokens a row is the only one that some query produces with its head's output.
     from_block: the same, given only the attention block's output. simplex_from_head: among all rows of the simplex.
     """
+
+    __repr__ = short_repr
 
     heads: int
     key_value_heads: int

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.results.short_repr import short_repr
+
 EVERY = "every length"
 
 ROUNDING = 2 * torch.finfo(torch.float32).eps
@@ -47,6 +49,8 @@ class Statement:
     with tied keys, among all that some query produces. from_block: the same given only the attention block's output
     (before residual and norm), for the rows of all heads together. None: at no length beyond 1.
     """
+
+    __repr__ = short_repr
 
     heads: int
     arrangement: str  # concat | add

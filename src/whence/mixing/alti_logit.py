@@ -11,6 +11,7 @@ of the layers below, R_{l−1}.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -99,11 +100,35 @@ def alti_logit(
     other = None if foil is None else choice(chosen, trace.logits, foil, "foil")
     if other == word:
         raise InputError(f"foil={foil!r} is the target itself ({word}): there is nothing between them to explain.")
-    direction, bias, final = _read_out(trace, chosen, word, other, at)
+    return _shared_out(trace, _LogitMap.of(trace, chosen), _origins(trace), word, other, at)
+
+
+def alti_logits(trace: Trace, rows: Sequence[tuple[int, int, int | None]], model: Any = None) -> Iterator[Tensor]:
+    """`alti_logit(…).by_input()` for many (position, target, foil) of one trace; what they share is computed once."""
+    if not rows:
+        return
+    position, target, foil = rows[0]
+    yield alti_logit(
+        trace, target=target, foil=foil, position=position, model=model
+    ).by_input()  # refuses what is unfit
+    logits, origin = _LogitMap.of(trace, trace.with_model(model)), _origins(trace)
+    for position, target, foil in rows[1:]:
+        yield _shared_out(trace, logits, origin, target, foil, position).by_input()
+
+
+def _origins(trace: Trace) -> Tensor:
+    """[layer, position, input]: ALTI's rollout."""
+    return rollout(torch.stack([alti(decompose(layer))[0] for layer in trace.of()]))
+
+
+def _shared_out(
+    trace: Trace, logits: _LogitMap, origin: Tensor, word: int, other: int | None, at: int
+) -> LogitContributions:
+    stack = trace.of()
+    assert trace.logits is not None
+    direction, bias, final = logits.direction(word, other, at)
     logit = trace.logits[at, word] if other is None else trace.logits[at, word] - trace.logits[at, other]
     dtype = working(stack.layers[0].outputs)
-    decompositions = [decompose(layer) for layer in stack]
-    origin = rollout(torch.stack([alti(part)[0] for part in decompositions]))
     direct = torch.stack([_heads(layer, direction.to(dtype), at) for layer in stack])  # (layer, head, position)
     values = torch.stack([d if i == 0 else d @ origin[i - 1] for i, d in enumerate(direct)])
     states = [layer.block_input[at].to(dtype) for layer in stack] + [final.to(dtype)]
@@ -147,43 +172,61 @@ def _constant(layer: Layer, at: int) -> Tensor:
     return layer.equation("attention branch").branch_constant(constant, layer.projected[at])
 
 
-def _read_out(trace: Trace, model: Model, word: int, other: int | None, at: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(d,) direction u ⊙ L/σ, the constant part of the logit, and the last state (d,): all proved on this text.
+@dataclass(frozen=True)
+class _LogitMap:
+    """How the logits are made from the last states, proved on this text: final norm, then a linear head."""
 
-    u is the target's row of the head, less the foil's, times the one factor that some heads put on all logits.
-    """
-    stack = trace.of()
-    assert trace.logits is not None
-    last = stack.layers[-1].block_output
-    head: Any = getattr(model.model, "get_output_embeddings", lambda: None)()
-    final = None if head is None else _head_input(model, trace, head)
-    if final is None or final.shape[0] != len(stack.tokens) or not isinstance(getattr(head, "weight", None), Tensor):
-        raise WiringError(
-            f"{model.name}: the map from its last state to its logits is not shown, so logits cannot be shared out."
-        )
-    dtype = working(last)
-    last, final, logits = last.to(dtype), final.to(dtype), trace.logits.to(dtype)
-    head_bias = getattr(head, "bias", None)
-    whole = final @ head.weight.detach().to(final).T  # (token, vocabulary)
-    whole = whole if head_bias is None else whole + head_bias.detach().to(whole)
-    factor = float((whole * logits).sum() / whole.square().sum())
-    error = float((factor * whole - logits).abs().max() / logits.abs().max())
-    if error > (1e-4 if trace.logits.dtype in (torch.float32, torch.float64) else 6e-2):
-        raise WiringError(
-            f"{model.name}: its logits are not a linear map of its last state (they differ by {error:.1e})."
-        )
+    head: Any
+    factor: float  # some heads put one on all logits
+    last: Tensor  # (token, d): what the last block gives
+    final: Tensor  # (token, d): what the head reads
+    norm: Norm | None  # between the two
 
-    def row(parameter: Tensor) -> Tensor:
-        chosen = parameter.detach()[word].to(final)
-        return factor * (chosen if other is None else chosen - parameter.detach()[other].to(final))
+    @classmethod
+    def of(cls, trace: Trace, model: Model) -> _LogitMap:
+        stack = trace.of()
+        assert trace.logits is not None
+        last = stack.layers[-1].block_output
+        head: Any = getattr(model.model, "get_output_embeddings", lambda: None)()
+        final = None if head is None else _head_input(model, trace, head)
+        if (
+            final is None
+            or final.shape[0] != len(stack.tokens)
+            or not isinstance(getattr(head, "weight", None), Tensor)
+        ):
+            raise WiringError(
+                f"{model.name}: the map from its last state to its logits is not shown, so logits cannot be shared out."
+            )
+        dtype = working(last)
+        last, final, logits = last.to(dtype), final.to(dtype), trace.logits.to(dtype)
+        head_bias = getattr(head, "bias", None)
+        whole = final @ head.weight.detach().to(final).T  # (token, vocabulary)
+        whole = whole if head_bias is None else whole + head_bias.detach().to(whole)
+        factor = float((whole * logits).sum() / whole.square().sum())
+        error = float((factor * whole - logits).abs().max() / logits.abs().max())
+        if error > (1e-4 if trace.logits.dtype in (torch.float32, torch.float64) else 6e-2):
+            raise WiringError(
+                f"{model.name}: its logits are not a linear map of its last state (they differ by {error:.1e})."
+            )
+        norm = None if deviation(final, last) <= 1e-6 else _final_norm(model, last, final)
+        return cls(head, factor, last, final, norm)
 
-    weight = row(head.weight)
-    constant = weight.new_zeros(()) if head_bias is None else row(head_bias)
-    if deviation(final, last) <= 1e-6:
-        return weight, constant, last[at]
-    norm = _final_norm(model, last, final)
-    constant = constant if norm.bias is None else constant + norm.bias.to(weight) @ weight
-    return norm.adjoint(weight) / norm.scale(last[at]), constant, last[at]
+    def direction(self, word: int, other: int | None, at: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(d,) direction u ⊙ L/σ, the constant part of the logit, and the last state (d,).
+
+        u is the target's row of the head, less the foil's, times the one factor.
+        """
+        weight = self._row(self.head.weight, word, other)
+        head_bias = getattr(self.head, "bias", None)
+        constant = weight.new_zeros(()) if head_bias is None else self._row(head_bias, word, other)
+        if self.norm is None:
+            return weight, constant, self.last[at]
+        constant = constant if self.norm.bias is None else constant + self.norm.bias.to(weight) @ weight
+        return self.norm.adjoint(weight) / self.norm.scale(self.last[at]), constant, self.last[at]
+
+    def _row(self, parameter: Tensor, word: int, other: int | None) -> Tensor:
+        chosen = parameter.detach()[word].to(self.final)
+        return self.factor * (chosen if other is None else chosen - parameter.detach()[other].to(self.final))
 
 
 def _head_input(model: Model, trace: Trace, head: torch.nn.Module) -> Tensor | None:

@@ -4,58 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, overload
-
-from torch import Tensor
+from typing import Any, overload
 
 from whence import method_table
 from whence.errors import InputError
-from whence.mixing.contributions import Contributions, contributions
-from whence.mixing.prediction import Prediction, prediction_of
-from whence.mixing.token_scores import TokenScores
-from whence.model.load import as_model
+from whence.mixing.attribute_one import explain
+from whence.mixing.attribution import Attribution
+from whence.mixing.prediction import prediction_of
+from whence.mixing.span import Span, explain_span, is_translator, is_writer, several_tokens, span_of
+from whence.mixing.span_attribution import SpanAttribution
+from whence.model.load import Model, as_model
 from whence.reading.trace import Trace
 from whence.reading.tracing import trace
 from whence.results.method import Method
-from whence.results.result import Result
 
 
-@dataclass(frozen=True)
-class Attribution(Result):
-    """`values` [input]: a score per input token; `signed` says whether a negative one speaks against the prediction."""
-
-    kind: ClassVar[str] = "attribution"
-
-    @property
-    def signed(self) -> bool:
-        return bool(self.provenance.settings.get("signed", False))
-
-    def ranked(self) -> list[tuple[str, float]]:
-        """Tokens with their scores, the highest first."""
-        tokens = self.key_tokens or self.tokens
-        order = self.values.argsort(descending=True).tolist()
-        return [(tokens[i], float(self.values[i])) for i in order]
-
-
+@overload
+def attribute(
+    model: Any, text: Any, method: str = ..., target: int | str | None = ..., *, max_new_tokens: int, **options: Any
+) -> SpanAttribution: ...
+@overload
+def attribute(
+    model: Any, text: Any, method: str = ..., target: int | str | None = ..., *, continuation: Any, **options: Any
+) -> SpanAttribution: ...
 @overload
 def attribute(
     model: Any, text: Any, method: str = ..., target: int | str | None = ..., **options: Any
 ) -> Attribution: ...
 @overload
+def attribute(model: Any, text: Any, method: str = ..., target: Any = ..., **options: Any) -> Any: ...
+@overload
 def attribute(
-    model: Any, text: Any, method: list[str] | tuple[str, ...], target: int | str | None = ..., **options: Any
-) -> dict[str, Attribution]: ...
+    model: Any, text: Any, method: list[str] | tuple[str, ...], target: Any = ..., **options: Any
+) -> dict[str, Any]: ...
 def attribute(
     model: Any,
     text: Any,
     method: str | list[str] | tuple[str, ...] = "alti",
-    target: int | str | None = None,
+    target: Any = None,
     *,
-    foil: int | str | None = None,
+    foil: Any = None,
     text_pair: str | None = None,
     position: int | None = None,
+    continuation: Any = None,
+    max_new_tokens: int | None = None,
+    chat: bool | None = None,
+    truncate: bool = False,
     **options: Any,
-) -> Attribution | dict[str, Attribution]:
+) -> Any:
     """Which input tokens made the model predict what it predicts?
 
     method: one of `whence.methods("mixing")`, or several. Those that give shares by layer (alti, rollout, norms, decompx,
@@ -66,6 +62,12 @@ def attribute(
     target: a class (name or number), or a token of the vocabulary (or its id); None: what the model itself prefers.
     foil: explain why the target *rather than* this one. A method whose answer does not depend on them refuses them.
     position: which position predicts, for models with one prediction per token.
+
+    An answer is explained token by token, as a `SpanAttribution` [target, input] that gathers into sentences or documents
+    (`by`): what the model writes (`max_new_tokens`), what is put behind the prompt (`continuation`, or a target of several
+    tokens), or what a trace with a continuation holds. Then target is a part of the answer (None: all of it), and foil
+    another answer with as many tokens. chat: the prompt goes through the model's chat template, as in `whence.trace`.
+
     output: explain the "logit" or the "probability". baseline: what stands for a token that is not there: "mask" (the mask
     token, else the padding token, else zeros), "pad" or "zero"; special tokens always stay.
 
@@ -80,12 +82,54 @@ def attribute(
     for entry in entries.values():
         _check(entry, target, foil, options)
     chosen = as_model(model)
-    traced = text if isinstance(text, Trace) else trace(chosen, text, text_pair)
-    if not isinstance(traced, Trace):
-        raise InputError("attribute explains one prediction: give one text, not a list.")
-    prediction = prediction_of(chosen, traced, target, foil, position)
+    asked = _Asked(text, text_pair, target, foil, continuation, max_new_tokens, chat, truncate)
+    span = asked.span(chosen) if position is None else None
+    if span is not None:
+        answers = {name: explain_span(span, entry, options) for name, entry in entries.items()}
+        return answers[method] if isinstance(method, str) else answers
+    prediction = prediction_of(chosen, asked.trace(chosen), target, foil, position)
     results = {name: explain(prediction, entry, options) for name, entry in entries.items()}
     return results[method] if isinstance(method, str) else results
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What `attribute` was given besides the model and the methods."""
+
+    text: Any
+    text_pair: Any
+    target: Any
+    foil: Any
+    continuation: Any
+    max_new_tokens: int | None
+    chat: bool | None
+    truncate: bool
+
+    def trace(self, model: Model, continuation: Any = None, target: Any = None) -> Trace:
+        if isinstance(self.text, Trace):
+            if self.continuation is not None or self.max_new_tokens is not None or self.chat is not None:
+                raise InputError("a trace has its continuation already: give them to whence.trace.")
+            return self.text
+        found = trace(
+            model, self.text, self.text_pair, target, continuation=continuation, max_new_tokens=self.max_new_tokens,
+            chat=self.chat, truncate=self.truncate,
+        )  # fmt: skip
+        if not isinstance(found, Trace):
+            raise InputError("attribute explains one prediction: give one text, not a list.")
+        return found
+
+    def span(self, model: Model) -> Span | None:
+        """The answer that is explained; None where it is one prediction."""
+        answers = self.continuation is not None or self.max_new_tokens is not None
+        if isinstance(self.text, Trace):
+            traced = self.trace(model)
+            return None if traced.prompt_length is None else span_of(model, traced, self.target, self.foil)
+        forced = not answers and is_writer(model) and several_tokens(model, self.target)
+        if not answers and not forced:
+            return None
+        given = self.target if forced else self.continuation
+        traced = self.trace(model, target=given) if is_translator(model) else self.trace(model, continuation=given)
+        return span_of(model, traced, None if forced else self.target, self.foil)
 
 
 EXPLAINING = ("matrix", "contributions", "scores")
@@ -101,46 +145,3 @@ def _check(entry: Method, target: Any, foil: Any, options: Mapping[str, Any]) ->
                 f"{name}={given!r} has no effect on method {entry.name!r}: it says where the state that the prediction is made "
                 f"from came from, whatever is predicted. Leave it out, or use one of {able}."
             )
-
-
-def explain(prediction: Prediction, entry: Method, options: Mapping[str, Any]) -> Attribution:
-    """One method's scores for a prediction."""
-    settings: dict[str, Any] = {**prediction.settings, "signed": entry.signed}
-    if entry.gives == "scores":
-        scores = entry(prediction, **options)
-        if isinstance(scores, Tensor):
-            scores = TokenScores(scores, prediction.stack.tokens)
-        return _result(prediction, entry, scores, {**settings, **options})
-    trace = prediction.trace
-    if entry.contrast:
-        place = -1 if prediction.position is None else prediction.position
-        logit = entry(trace, target=prediction.target, foil=prediction.foil, position=place, **options)
-        return _result(prediction, entry, TokenScores(logit.by_input(), logit.tokens), settings)
-    return read_out(prediction, entry, contributions(trace, entry.name, **options))
-
-
-def read_out(prediction: Prediction, entry: Method, contributions: Contributions) -> Attribution:
-    """What a mixing method says of the rows that the prediction is made from."""
-    mixed, rows = contributions.rollout(), prediction.rows
-    settings: dict[str, Any] = {**prediction.settings, "signed": entry.signed}
-    read = rows.nonzero()[:, 0].tolist()
-    settings |= {"row": read[0] if len(read) == 1 else "mean" if bool((rows == rows[0]).all()) else "weighted"}
-    values = rows.to(mixed.values) @ mixed.values[-1]
-    tokens = mixed.key_tokens or mixed.tokens
-    return _result(
-        prediction, entry, TokenScores(values, tokens, {"rows": rows}), {**mixed.provenance.settings, **settings}
-    )
-
-
-def _result(prediction: Prediction, entry: Method, scores: TokenScores, settings: Mapping[str, Any]) -> Attribution:
-    if scores.values.shape != (len(scores.tokens),):
-        raise InputError(
-            f"method {entry.name!r} gave scores of shape {tuple(scores.values.shape)} for {len(scores.tokens)} tokens."
-        )
-    return Attribution(
-        values=scores.values.detach(),
-        axes=("input",),
-        tokens=scores.tokens,
-        provenance=prediction.trace.provenance.by(entry.name, **settings),
-        extra=scores.extra,
-    )

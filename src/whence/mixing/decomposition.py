@@ -25,6 +25,7 @@ from whence.errors import InputError, WiringError
 from whence.reading.trace import Layer
 from whence.reading.wiring.equation import Wiring
 from whence.reading.wiring.row_map import turn
+from whence.results.short_repr import short_repr
 
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 6e-2}
 """How far the parts may be from the model's own state, relative; 1e-4 for float32 and float64."""
@@ -41,6 +42,8 @@ class Decomposition:
     `own` is the residual's part ρ. It belongs to the query's own token; where queries and keys are different tokens
     (cross-attention) it is a source of its own, after the keys.
     """
+
+    __repr__ = short_repr
 
     attention: Tensor
     values: Tensor

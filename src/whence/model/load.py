@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -117,16 +118,45 @@ def as_model(thing: Any) -> Model:
     if isinstance(thing, Model):
         return thing
     if isinstance(thing, nn.Module):
-        return Model(thing)
+        return Model(thing, *companions_of(thing))
+    if is_pipeline(thing):
+        return _of_pipeline(thing)
     if thing is None or isinstance(thing, (str, Path)):
         return load(thing)
     raise InputError(
-        f"a model is what whence.load gives, a transformers model, or the name of one; not a {type(thing).__name__}."
+        f"a model is what whence.load gives, a transformers model or pipeline, or the name of one; not a "
+        f"{type(thing).__name__}."
     )
 
 
+def is_pipeline(thing: Any) -> bool:
+    """Whether it is a transformers pipeline: a model with its tokenizer or processor beside it."""
+    return not isinstance(thing, Model) and isinstance(getattr(thing, "model", None), nn.Module)
+
+
+def _of_pipeline(pipeline: Any) -> Model:
+    parts = (getattr(pipeline, name, None) for name in ("image_processor", "feature_extractor", "processor"))
+    processor = next((part for part in parts if part is not None), None)
+    found = getattr(pipeline, "tokenizer", None), processor
+    return Model(pipeline.model, *(found if any(found) else companions_of(pipeline.model)))
+
+
+_companions_by_model: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()
+
+
+def companions_of(model: nn.Module) -> tuple[Any, Any]:
+    """The tokenizer and processor that lie where a live model came from: a folder, or the hub's cache; looked up once."""
+    inner = unwrapped(model)
+    place = str(getattr(getattr(inner, "config", None), "_name_or_path", "") or "")
+    if not place:
+        return None, None
+    if inner not in _companions_by_model:
+        _companions_by_model[inner] = _companions(place, {"local_files_only": True})
+    return _companions_by_model[inner]
+
+
 def load(
-    name: str | Path | nn.Module | None = None,
+    name: str | Path | nn.Module | Any | None = None,
     task: str | None = None,
     *,
     tokenizer: Any = None,
@@ -139,13 +169,15 @@ def load(
     """Load a model to look into.
 
     `name`: nothing or "minilm", the embedded encoder; "smollm2", the embedded decoder (both without any network once
-    fetched); a folder; a hub id; or a live transformers model, with its `tokenizer` or `processor` beside it.
+    fetched); a folder; a hub id; a pipeline; or a live transformers model, with its `tokenizer` or `processor` beside
+    it, or found by its `name_or_path` (in that folder or the hub's cache).
     `task`: the head to load ("text-classification", "fill-mask", "text-generation", "base", …); None: the class
     that the configuration names. Weights are read from safetensors only, unless `allow_pickle`; code that comes
     with a model is run only with `trust_remote_code`.
     """
-    if isinstance(name, nn.Module):
-        return Model(name, tokenizer, processor)
+    if isinstance(name, nn.Module) or is_pipeline(name):
+        live = as_model(name)
+        return Model(live.model, tokenizer or live.tokenizer, processor or live.processor)
     if name is None:
         name = "minilm"
     if not isinstance(name, (str, Path)):

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence.errors import InputError, ModelError
+from whence.errors import InputError
 from whence.model.load import Model
-from whence.results.labels import Tokens, readable
+from whence.reading.datasets import dataset_texts, is_dataset
+from whence.reading.texts import Texts
+from whence.reading.tokenised import check_ids, label_ids, position_limit, quoted, tokens_of, warn_of_unknown
+from whence.results.labels import Tokens
 
 GENERATE = 32  # how many tokens an encoder–decoder writes when no target is given
 
@@ -28,6 +31,7 @@ class Prepared:
     target: str | None = None
     given: Mapping[str, Tensor] | None = None  # the batch of ready tensors this sequence came in, where it was changed
     row: int = 0  # its row there
+    prompt_length: int | None = None  # how many of the tokens are the prompt, where a continuation follows
 
     @property
     def shown(self) -> Tensor | None:
@@ -44,21 +48,38 @@ class Prepared:
 
 
 def prepare(
-    model: Model, text: Any, text_pair: Any = None, target: Any = None, *, truncate: bool = False
-) -> tuple[list[Prepared], bool]:
-    """Every sequence given, and whether it was a single one (so that a single trace goes back)."""
+    model: Model, text: Any, text_pair: Any = None, target: Any = None, *, truncate: bool = False, special: bool = True,
+    max_new_tokens: int | None = None,
+) -> tuple[list[Prepared], bool]:  # fmt: skip
+    """Every sequence given, and whether it was a single one (so that a single trace goes back).
+
+    special: add special tokens to texts (a chat template has written them already). max_new_tokens: how many an
+    encoder–decoder writes when there is no target.
+    """
+    options = TextOptions(truncate, special, max_new_tokens)
     if isinstance(text, Prepared):
         return [text], True
+    if is_dataset(text):
+        text = dataset_texts(text)
+    if isinstance(text, Texts):
+        text = [pair if len(pair) == 2 else pair[0] for pair in text.sequences]
+    if _is_pair(text) and text_pair is None:
+        text, text_pair = text
     if isinstance(text, str):
-        return [_from_text(model, text, text_pair, target, truncate)], True
+        return [_from_text(model, text, text_pair, target, options)], True
+    if isinstance(text, list) and text and all(_is_pair(t) for t in text) and text_pair is None:
+        text, text_pair = [t[0] for t in text], [t[1] for t in text]
     if isinstance(text, Mapping) or hasattr(text, "input_ids"):
+        if _is_ragged(text):
+            rows = [{k: [v[i]] for k, v in dict(text).items()} for i in range(len(text["input_ids"]))]
+            return [_from_tensors(model, row, target)[0][0] for row in rows], False
         return _from_tensors(model, text, target)
     if isinstance(text, Tensor) and not text.is_floating_point():
         return _from_tensors(model, {"input_ids": text if text.dim() == 2 else text[None]}, target)
     if isinstance(text, Sequence) and text and all(isinstance(t, str) for t in text):
         pairs = _one_each("text_pair", text_pair, len(text))
         targets = _one_each("target", target, len(text))
-        return [_from_text(model, t, p, g, truncate) for t, p, g in zip(text, pairs, targets, strict=True)], False
+        return [_from_text(model, t, p, g, options) for t, p, g in zip(text, pairs, targets, strict=True)], False
     if isinstance(text, Sequence) and text and all(isinstance(t, int) for t in text):
         return _from_tensors(model, {"input_ids": torch.tensor([list(text)])}, target)
     if isinstance(text, Sequence) and not isinstance(text, str) and len(text) == 0:
@@ -71,6 +92,25 @@ def prepare(
     )
 
 
+@dataclass(frozen=True)
+class TextOptions:
+    """How texts are read; see `prepare`."""
+
+    truncate: bool = False
+    special: bool = True
+    max_new_tokens: int | None = None
+
+
+def _is_pair(text: Any) -> bool:
+    return isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text)
+
+
+def _is_ragged(given: Any) -> bool:
+    """Whether these are lists of ids of different lengths: what a tokenizer gives for several texts unless told to pad."""
+    ids = dict(given).get("input_ids")
+    return isinstance(ids, list) and len({len(row) for row in ids if isinstance(row, list)}) > 1
+
+
 def _one_each(name: str, given: Any, n: int) -> Sequence[Any]:
     if given is None or isinstance(given, str):
         return [given] * n
@@ -79,15 +119,15 @@ def _one_each(name: str, given: Any, n: int) -> Sequence[Any]:
     return list(given)
 
 
-def _from_text(model: Model, text: str, pair: str | None, target: Any, truncate: bool) -> Prepared:
+def _from_text(model: Model, text: str, pair: str | None, target: Any, options: TextOptions) -> Prepared:
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise InputError(
-            f"{model.name} came without a tokenizer, so the text {_quote(text)} cannot be read. Give one: "
-            "whence.Model(model, tokenizer), or give ready tensors: {'input_ids': …}."
+            f"{model.name} came without a tokenizer, and none is found by its name, so the text {quoted(text)} cannot be "
+            "read. Give one: whence.Model(model, tokenizer), or give ready tensors: {'input_ids': …}."
         )
     if not text.strip():
-        raise InputError(f"the text {_quote(text)} is empty: there is nothing to trace. Give at least one word.")
+        raise InputError(f"the text {quoted(text)} is empty: there is nothing to trace. Give at least one word.")
     if pair is not None and not isinstance(pair, str):
         raise InputError(f"text_pair is a {type(pair).__name__}; with one text it must be one text.")
     limit = position_limit(model.model)
@@ -95,57 +135,27 @@ def _from_text(model: Model, text: str, pair: str | None, target: Any, truncate:
         text,
         pair,
         return_tensors="pt",
-        truncation=truncate and limit is not None,
-        max_length=limit if truncate else None,
+        add_special_tokens=options.special,
+        truncation=options.truncate and limit is not None,
+        max_length=limit if options.truncate else None,
     )
     length = encoded["input_ids"].shape[1]
     if limit is not None and length > limit:
         raise InputError(
-            f"the text {_quote(text)} has {length} tokens and {model.name} has positions for {limit}. Shorten it, or "
+            f"the text {quoted(text)} has {length} tokens and {model.name} has positions for {limit}. Shorten it, or "
             "pass truncate=True (--truncate) to use its first part."
         )
     tokens = tokens_of(tokenizer, encoded, 0, text, pair)
     if length == 0 or all(tokens.special):
-        raise InputError(f"the text {_quote(text)} gives no tokens besides special ones: there is nothing to trace.")
+        raise InputError(f"the text {quoted(text)} gives no tokens besides special ones: there is nothing to trace.")
     keep = {name: value for name, value in encoded.items() if isinstance(value, Tensor)}
     check_ids(model, keep["input_ids"])
+    warn_of_unknown(model, tokens, text)
     prepared = Prepared(keep, tokens, None, text, pair)
-    return _with_target(model, prepared, target)
+    return _with_target(model, prepared, target, options.max_new_tokens)
 
 
-def tokens_of(tokenizer: Any, encoded: Any, index: int, text: str | None, pair: str | None = None) -> Tokens:
-    """The tokens of one encoded text, with spans and words where the tokenizer is a fast one."""
-    ids = tuple(encoded["input_ids"][index].tolist())
-    raw = tuple(str(t) for t in tokenizer.convert_ids_to_tokens(list(ids)))
-    marks = set(tokenizer.all_special_ids)
-    special = tuple(i in marks for i in ids)
-    spans: tuple[tuple[int, int] | None, ...] | None = None
-    words: tuple[int | None, ...] | None = None
-    fast = getattr(encoded, "encodings", None)
-    texts = readable(tokenizer, raw, special)
-    if fast:
-        encoding = fast[index]
-        offsets, sequence = encoding.offsets, encoding.sequence_ids
-        spans = tuple(
-            None if s or part is None else (a, b) for (a, b), s, part in zip(offsets, special, sequence, strict=True)
-        )
-        # Word numbers start again in the second text: keep the two apart.
-        shift = 1 + max((w for w in encoding.word_ids if w is not None), default=0)
-        words = tuple(
-            None if w is None or s else w + shift * (part or 0)
-            for w, part, s in zip(encoding.word_ids, sequence, special, strict=True)
-        )
-        source = (text, pair)
-        exact = []
-        for i, span in enumerate(spans):
-            piece = source[sequence[i]] if span is not None else None
-            cut = piece[span[0] : span[1]].strip() if piece is not None and span is not None else ""
-            exact.append(cut or texts[i])
-        texts = tuple(exact)
-    return Tokens(texts, raw, ids, spans, words, special)
-
-
-def _with_target(model: Model, prepared: Prepared, target: Any) -> Prepared:
+def _with_target(model: Model, prepared: Prepared, target: Any, max_new_tokens: int | None = None) -> Prepared:
     """For encoder–decoders: what the decoder reads. None: what the model itself writes, greedily."""
     if not getattr(getattr(model.model, "config", None), "is_encoder_decoder", False):
         if target is not None:
@@ -170,7 +180,9 @@ def _with_target(model: Model, prepared: Prepared, target: Any) -> Prepared:
 
         with evaluating(model.model):
             given = {k: v.to(model.device) for k, v in prepared.inputs.items()}
-            ids = model.model.generate(**given, do_sample=False, num_beams=1, max_new_tokens=GENERATE).cpu()
+            ids = model.model.generate(
+                **given, do_sample=False, num_beams=1, max_new_tokens=max_new_tokens or GENERATE
+            ).cpu()
     else:
         return prepared  # the model itself derives what its decoder reads (sequence classification in BART)
     check_ids(model, ids)
@@ -182,18 +194,6 @@ def _with_target(model: Model, prepared: Prepared, target: Any) -> Prepared:
 def _can_generate(model: nn.Module) -> bool:
     can = getattr(model, "can_generate", None)
     return bool(can()) if callable(can) else False
-
-
-def label_ids(model: Model, ids: Tensor) -> Tokens:
-    """Tokens for bare ids: names from the tokenizer where there is one."""
-    numbers = tuple(int(i) for i in ids)
-    if model.tokenizer is None:
-        names = tuple(f"#{i}" for i in numbers)
-        return Tokens(names, names, numbers)
-    raw = tuple(str(t) for t in model.tokenizer.convert_ids_to_tokens(list(numbers)))
-    marks = set(model.tokenizer.all_special_ids)
-    special = tuple(i in marks for i in numbers)
-    return Tokens(readable(model.tokenizer, raw, special), raw, numbers, None, None, special)
 
 
 def _from_tensors(model: Model, given: Any, target: Any) -> tuple[list[Prepared], bool]:
@@ -297,53 +297,6 @@ def _from_processor(model: Model, thing: Any, target: Any) -> list[Prepared]:
         inputs = {k: v for k, v in encoded.items() if isinstance(v, Tensor)}
         prepared.append(_with_target(model, Prepared(inputs, None), target))
     return prepared
-
-
-def check_ids(model: Model, ids: Tensor) -> None:
-    """Refuse ids for which the model has no embedding: the tokenizer belongs to another model."""
-    embedding = _input_embedding(model.model)
-    if embedding is None or ids.numel() == 0:
-        return
-    size = embedding.weight.shape[0]
-    worst = int(ids.max()) if int(ids.min()) >= 0 else int(ids.min())
-    if not 0 <= worst < size:
-        raise ModelError(
-            f"token id {worst} is out of range: {model.name} has embeddings for {size} tokens (0 … {size - 1}). The "
-            "tokenizer does not belong to this model; load both from the same place."
-        )
-
-
-def _input_embedding(model: nn.Module) -> nn.Embedding | None:
-    try:
-        found = model.get_input_embeddings()  # type: ignore[operator]
-    except (AttributeError, NotImplementedError, TypeError):
-        return None
-    return found if isinstance(found, nn.Embedding) else None
-
-
-def position_limit(model: nn.Module) -> int | None:
-    """How many positions the model has; None where nothing limits them (relative positions)."""
-    config = getattr(model, "config", None)
-    get_text = getattr(config, "get_text_config", None)
-    config = get_text() if callable(get_text) else config
-    limit = None
-    for name in ("max_position_embeddings", "n_positions", "max_source_positions", "n_ctx"):
-        value = getattr(config, name, None)
-        if isinstance(value, int) and value > 0:
-            limit = value
-            break
-    if limit is None or getattr(config, "relative_attention_num_buckets", None):
-        return None
-    for name, module in model.named_modules():
-        # RoBERTa and its kin begin to count after the padding index, so two rows of the table are never used.
-        table = isinstance(module, nn.Embedding) and "position" in name and module.num_embeddings == limit
-        if table and module.padding_idx is not None:
-            return limit - int(module.padding_idx) - 1
-    return limit
-
-
-def _quote(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:57] + "…")
 
 
 def pad_together(model: Model, sequences: Sequence[Prepared]) -> dict[str, Tensor]:

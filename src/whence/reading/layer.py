@@ -17,6 +17,7 @@ from whence.reading.tensor_tree import map_tensors
 from whence.reading.wiring.equation import Wiring
 from whence.reading.wiring.norms import Norm
 from whence.reading.wiring.projection import Projection
+from whence.results.short_repr import short_repr
 
 HELD = 1 << 20
 """Attention of at most this many weights is held on to once it was made: 4 MB in float32."""
@@ -28,6 +29,8 @@ STATES = ("_block_input", "_after_attention", "_block_output", "_before_second_n
 @dataclass(frozen=True)
 class Layer:
     """One attention layer of a trace. What was not kept, or could not be proved, is refused with the reason."""
+
+    __repr__ = short_repr
 
     index: int
     heads: tuple[int, ...]  # which of the model's heads are here

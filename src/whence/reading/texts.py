@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from whence.errors import InputError, MissingExtraError, UnavailableError
+from whence.results.short_repr import short_repr
 
 FORMATS = ("csv", "tsv", "jsonl", "json", "parquet", "text", "datasets")
 SUFFIXES = {
@@ -33,6 +34,8 @@ Row = Mapping[str, Any]
 @dataclass(frozen=True)
 class Texts:
     """Texts in their order, with the second text and the label of each where they were asked for."""
+
+    __repr__ = short_repr
 
     texts: tuple[str, ...]
     pairs: tuple[str, ...] | None = None
@@ -92,8 +95,8 @@ def read_texts(
             f"{name!r} holds no texts: it is empty{' below its header' if kind in ('csv', 'tsv') else ''}."
         )
     return Texts(
-        tuple(_as_text(row.get(chosen), chosen, i, name) for i, row in enumerate(taken)),
-        None if pair is None else tuple(_as_text(row.get(pair), pair, i, name) for i, row in enumerate(taken)),
+        tuple(as_text(row.get(chosen), chosen, i, name) for i, row in enumerate(taken)),
+        None if pair is None else tuple(as_text(row.get(pair), pair, i, name) for i, row in enumerate(taken)),
         None if label is None else tuple(row.get(label) for row in taken),
         name,
     )
@@ -112,13 +115,9 @@ def stream_texts(
     Nothing but the row at hand is in memory (format "json" excepted, which is one value)."""
     columns, rows = _READERS[_format(path, format)](path, split)
     name = str(path)
-    chosen = [_text_column(text, columns, name)]
-    if pair is not None:
-        if pair not in columns:
-            raise InputError(f"{name!r} has no pair column {pair!r}; {_columns_in_words(columns)}")
-        chosen.append(pair)
+    chosen = columns_chosen(columns, text, pair, name)
     for i, row in enumerate(rows):
-        yield tuple(_as_text(row.get(column), column, i, name) for column in chosen)
+        yield tuple(as_text(row.get(column), column, i, name) for column in chosen)
 
 
 def _format(path: str | os.PathLike[str], given: str | None) -> str:
@@ -142,6 +141,16 @@ def _format(path: str | os.PathLike[str], given: str | None) -> str:
             f"one of {', '.join(FORMATS[:-1])}."
         )
     return SUFFIXES[file.suffix.lower()]
+
+
+def columns_chosen(columns: Sequence[str], text: str | None, pair: str | None, name: str) -> list[str]:
+    """The names of the columns of texts and, where asked for, second texts; refused where they are not there."""
+    chosen = [_text_column(text, columns, name)]
+    if pair is not None:
+        if pair not in columns:
+            raise InputError(f"{name!r} has no pair column {pair!r}; {_columns_in_words(columns)}")
+        chosen.append(pair)
+    return chosen
 
 
 def _text_column(asked: str | None, columns: Sequence[str], name: str) -> str:
@@ -173,7 +182,8 @@ def _columns_in_words(columns: Sequence[str]) -> str:
     return f"it has the columns {', '.join(map(repr, columns))}." if columns else "it has no columns."
 
 
-def _as_text(value: Any, column: str, row: int, name: str) -> str:
+def as_text(value: Any, column: str, row: int, name: str) -> str:
+    """A cell as a text: nothing is the empty text, and what is no text is refused."""
     if value is None:
         return ""
     if not isinstance(value, str):

@@ -20,6 +20,7 @@ from whence.reading.layer import Layer, ranges, refuse_following
 from whence.reading.storage import check_sizes, pack, understand_earlier, unpack
 from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
+from whence.results.short_repr import short_repr
 from whence.results.tensor_file import load_tensors, save_tensors, understood
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ ROWS_NEED = frozenset({"queries", "keys", "values", "outputs"})
 @dataclass(frozen=True)
 class Stack:
     """The attention layers of one kind: an encoder's, a decoder's, or a decoder's over an encoder."""
+
+    __repr__ = short_repr
 
     name: str
     layers: tuple[Layer, ...]
@@ -115,11 +118,23 @@ class Trace:
     inputs: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # what the model was given, batch of one
     model: Model | None = field(default=None, repr=False, compare=False)
     mark: int | None = field(default=None, repr=False, compare=False)  # the model's fingerprint when it was traced
+    prompt_length: int | None = None  # how many of a decoder's tokens are the prompt, where a continuation follows
     mixes: str | None = None  # what mixes tokens outside the attention that was read, so that nothing may be followed
 
     def follow(self, what: str) -> None:
         """Refuse a measure that follows tokens through the layers by way of attention where they also mix elsewhere."""
         refuse_following(what, self.mixes)
+
+    @property
+    def continuation(self) -> str | None:
+        """What follows the prompt, as text; None where the trace is of one text without a continuation."""
+        if self.prompt_length is None:
+            return None
+        spans = (self.tokens.spans or ())[self.prompt_length :]
+        known = [span for span in spans if span is not None]
+        if self.text is not None and known:
+            return self.text[known[0][0] : known[-1][1]]
+        return " ".join(self.tokens[self.prompt_length :])
 
     def of(self, attention: str | None = None) -> Stack:
         """The stack of that kind ("encoder", "decoder", "cross"); None: the only one, or an encoder–decoder's encoder."""
@@ -227,6 +242,7 @@ class Trace:
             "text_pair": self.text_pair,
             "target": self.target,
             "mixes": self.mixes,
+            "prompt_length": self.prompt_length,
         }
         return save_tensors(path, "trace", tensors, header)
 
@@ -250,6 +266,7 @@ class Trace:
                 text_pair=header["text_pair"],
                 target=header["target"],
                 mixes=header.get("mixes"),
+                prompt_length=header.get("prompt_length"),
                 logits=tensors.get("logits"),
                 final_states=tensors.get("final_states"),
                 inputs={n.removeprefix("inputs."): t for n, t in tensors.items() if n.startswith("inputs.")},

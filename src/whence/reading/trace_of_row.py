@@ -10,8 +10,9 @@ from torch import Tensor
 from whence.errors import InputError, ModelError
 from whence.model.load import Model
 from whence.reading.capture.recorder import Call
-from whence.reading.inputs import Prepared, label_ids
+from whence.reading.inputs import Prepared
 from whence.reading.rerun.run import Outcome
+from whence.reading.tokenised import label_ids
 from whence.reading.trace import ROWS_NEED, Layer, Stack, Trace
 from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.projection import Projection
@@ -86,6 +87,7 @@ def trace_of_row(
         text=prepared.text,
         text_pair=prepared.text_pair,
         target=prepared.target,
+        prompt_length=prepared.prompt_length,
         logits=logits,
         final_states=final if final is not None and final.dim() == 2 else None,
         inputs=dict(prepared.inputs),

@@ -11,6 +11,7 @@ from whence.errors import InputError
 from whence.model.load import Model, as_model
 from whence.model.memory import remembered
 from whence.reading.capture.untouched import guarded
+from whence.reading.generation import chat_text, is_chat, with_continuation
 from whence.reading.inputs import Prepared, beginning, pad_together, prepare
 from whence.reading.rerun.run import prove_model, run
 from whence.reading.same_computation import check_outputs
@@ -25,11 +26,13 @@ BATCH = 8  # sequences in one forward pass
 @overload
 def trace(
     model: Any, text: str, text_pair: str | None = ..., target: Any = ..., *,
+    continuation: Any = ..., max_new_tokens: int | None = ..., chat: bool | None = ...,
     keep: Iterable[str] | None = ..., truncate: bool = ..., batch_size: int = ...,
 ) -> Trace: ...  # fmt: skip
 @overload
 def trace(
     model: Any, text: Any, text_pair: Any = ..., target: Any = ..., *,
+    continuation: Any = ..., max_new_tokens: int | None = ..., chat: bool | None = ...,
     keep: Iterable[str] | None = ..., truncate: bool = ..., batch_size: int = ...,
 ) -> Any: ...  # fmt: skip
 def trace(
@@ -38,17 +41,27 @@ def trace(
     text_pair: Any = None,
     target: Any = None,
     *,
+    continuation: Any = None,
+    max_new_tokens: int | None = None,
+    chat: bool | None = None,
     keep: Iterable[str] | None = None,
     truncate: bool = False,
     batch_size: int = BATCH,
 ) -> Trace | list[Trace]:
     """Run `model` on `text` once and return everything the measures need, with proved meaning.
 
-    `model`: what `whence.load` gives, a bare transformers model, or a name. `text`: a text (a `Trace` comes back), a
-    list of texts or a padded batch of ready tensors (a list comes back, padding removed), token ids, an image.
+    `model`: what `whence.load` gives, a bare transformers model (its tokenizer is found by its name), a pipeline, or a
+    name. `text`: a text or a (text, pair) tuple (a `Trace` comes back); a list of them, a `datasets.Dataset`, a
+    `BatchEncoding` or a padded batch of ready tensors (a list comes back, padding removed); token ids; an image.
     `text_pair`: a second text, for models that read two. `target`: for encoder–decoders, what the decoder reads
-    (text or ids); None: what the model itself writes. `keep`: which of "attention", "queries", "keys", "values",
-    "outputs", "states" to hold; None: all. `truncate`: cut a text that is too long instead of refusing it.
+    (text or ids); None: what the model itself writes.
+
+    `continuation`: for decoders, what follows the prompt (a text, put behind it as it is, or ids); or `max_new_tokens`,
+    so many tokens that the model writes, the likeliest first. `chat`: apply the model's chat template to the text, or
+    to a list of messages {"role": …, "content": …}; None: to messages only.
+
+    `keep`: which of "attention", "queries", "keys", "values", "outputs", "states" to hold; None: all. `truncate`: cut a
+    text that is too long instead of refusing it.
 
     On the first trace of a model the four proofs of `whence.reading.wiring.proof` are made; a model that cannot be read is
     refused with what was tried.
@@ -59,13 +72,53 @@ def trace(
     """
     chosen = as_model(model)
     wanted = kept_parts(keep)
-    return guarded(chosen.model, lambda: _trace(chosen, text, text_pair, target, wanted, truncate, batch_size))
+
+    def run_model() -> Trace | list[Trace]:
+        given = prepare_all(
+            chosen, text, text_pair, target, continuation=continuation, max_new_tokens=max_new_tokens, chat=chat,
+            truncate=truncate,
+        )  # fmt: skip
+        return _trace(chosen, *given, wanted, batch_size)
+
+    return guarded(chosen.model, run_model)
+
+
+def prepare_all(
+    chosen: Model,
+    text: Any,
+    text_pair: Any = None,
+    target: Any = None,
+    *,
+    continuation: Any = None,
+    max_new_tokens: int | None = None,
+    chat: bool | None = None,
+    truncate: bool = False,
+) -> tuple[list[Prepared], bool]:
+    """Everything that `trace` takes as sequences for the model, and whether it was a single one."""
+    templated = chat or (chat is None and is_chat(text))
+    if templated:
+        text = chat_text(chosen, text)
+    translates = bool(getattr(getattr(chosen.model, "config", None), "is_encoder_decoder", False))
+    if translates and continuation is not None:
+        raise InputError(f"{chosen.name} is an encoder–decoder: give what its decoder reads with target=.")
+    prepared, single = prepare(
+        chosen, text, text_pair, target, truncate=truncate, special=not templated,
+        max_new_tokens=max_new_tokens if translates else None,
+    )  # fmt: skip
+    if translates or (continuation is None and max_new_tokens is None):
+        return prepared, single
+    each = [continuation] * len(prepared) if single or isinstance(continuation, str) else continuation
+    following = [None] * len(prepared) if each is None else list(each)
+    if len(following) != len(prepared):
+        raise InputError(f"continuation has {len(following)} entries for {len(prepared)} prompts: give one for each.")
+    return [
+        with_continuation(chosen, one, after, max_new_tokens) for one, after in zip(prepared, following, strict=True)
+    ], single
 
 
 def _trace(
-    model: Model, text: Any, text_pair: Any, target: Any, wanted: frozenset[str], truncate: bool, batch_size: int
+    model: Model, prepared: list[Prepared], single: bool, wanted: frozenset[str], batch_size: int
 ) -> Trace | list[Trace]:
-    prepared, single = prepare(model, text, text_pair, target, truncate=truncate)
     proof = prove_model(model, prepared[0])
     traces = []
     for group, batch in _batches(model, prepared, batch_size, proof):

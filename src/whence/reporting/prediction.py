@@ -45,7 +45,8 @@ def prediction_data(analysis: Analysis, methods: Iterable[str] | None = None) ->
 
 def attribution_of(model: Model, trace: Trace, method: str, analysis: Analysis | None = None) -> dict[str, Any]:
     """One method's line: a number per input token, signed where some push against the output."""
-    from whence.mixing.attribute import attribute, read_out
+    from whence.mixing.attribute import attribute
+    from whence.mixing.attribute_one import read_out
     from whence.mixing.contributions import Contributions
     from whence.mixing.prediction import prediction_of
 

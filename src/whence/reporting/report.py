@@ -27,6 +27,11 @@ class Report:
 
     document: Document = field(repr=False)
 
+    def __repr__(self) -> str:
+        text = self.text or ""
+        shown = repr(text if len(text) <= 40 else text[:39] + "…")
+        return f"Report({self.model} on {shown}: {len(self.findings)} findings; .save('report.html') writes the page)"
+
     @property
     def text(self) -> str | None:
         text: str | None = self.document.manifest["text"]

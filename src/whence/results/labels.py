@@ -27,6 +27,10 @@ class Tokens(Sequence[str]):
         if not self.special:
             object.__setattr__(self, "special", (False,) * len(self.text))
 
+    def __repr__(self) -> str:
+        shown = " ".join(self.text)
+        return f"Tokens({len(self)}: {shown if len(shown) <= 120 else shown[:119] + '…'})"
+
     def __len__(self) -> int:
         return len(self.text)
 

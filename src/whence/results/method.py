@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whence.errors import InputError
+from whence.results.short_repr import short_repr
 
 QUESTIONS: dict[str, str] = {
     "attention": "Is this attention identifiable?",
@@ -41,6 +42,8 @@ GIVES = ("matrix", "contributions", "scores", "measure")
 @dataclass(frozen=True)
 class Method:
     """One entry. Calling it calls its object, which is imported only then."""
+
+    __repr__ = short_repr
 
     name: str
     question: str

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import html
+import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from whence.errors import InputError
+from whence.errors import InputError, MissingExtraError
 from whence.results.files import as_plain
 from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
@@ -21,7 +23,7 @@ from whence.results.tensor_file import load_tensors, save_tensors, understood
 if TYPE_CHECKING:
     import pandas as pd
 
-ROW_AXES = ("query", "hidden")
+ROW_AXES = ("query", "hidden", "target")
 COLUMN_AXES = ("key", "input")
 
 
@@ -43,6 +45,15 @@ class Result:
     layers: tuple[int, ...] = ()
     heads: tuple[int, ...] = ()
     extra: Mapping[str, Tensor] = field(default_factory=dict)  # further tensors of this measure, by name
+
+    def __init_subclass__(cls) -> None:
+        # @dataclass writes a repr with every number of every tensor into each subclass that has none of its own.
+        if "__repr__" not in cls.__dict__:
+            cls.__repr__ = cls.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        sizes = " × ".join(f"{n} {axis}" for axis, n in zip(self.axes, self.values.shape, strict=True))
+        return f"{type(self).__name__}({self.provenance.method} of {self.provenance.model}: {sizes})"
 
     def __post_init__(self) -> None:
         if len(self.axes) != self.values.dim():
@@ -134,6 +145,25 @@ class Result:
             if axis in ROW_AXES + COLUMN_AXES:
                 frame.insert(list(frame.columns).index(axis) + 1, f"{axis}_token", [tokens[i] for i in frame[axis]])
         return frame
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The values as a NumPy array (half precision as float32, since NumPy has no bfloat16)."""
+        values = self.values.detach().cpu()
+        return np.asarray(values.float() if values.dtype in (torch.bfloat16, torch.float16) else values)
+
+    def to_xarray(self) -> Any:
+        """The values as an `xarray.DataArray`: layers and heads by the model's numbers, tokens beside their positions."""
+        try:
+            xarray = importlib.import_module("xarray")
+        except ImportError as problem:
+            raise MissingExtraError("to_xarray needs the package xarray: pip install xarray") from problem
+        coordinates: dict[str, Any] = {axis: self._labels(axis) for axis in self.axes}
+        for axis in self.axes:
+            if axis in ROW_AXES + COLUMN_AXES:
+                tokens = self.tokens if axis in ROW_AXES else self.key_tokens or self.tokens
+                coordinates[f"{axis}_token"] = (axis, list(tokens))
+        about = {"model": self.provenance.model, "method": self.provenance.method, **self.provenance.settings}
+        return xarray.DataArray(self.numpy(), coords=coordinates, dims=self.axes, name=self.kind, attrs=about)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""

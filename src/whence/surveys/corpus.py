@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from whence.errors import InputError
+from whence.reading.datasets import dataset_rows, is_dataset
 from whence.reading.texts import Texts, stream_texts
 from whence.surveys.shards import Sequence, sequences_of
 
@@ -48,20 +49,11 @@ def corpus_of(
         )
     if isinstance(texts, Texts):
         return SurveyCorpus(Path(texts.source).name or "texts", lambda: texts.sequences, limit)
-    if (columns := getattr(texts, "column_names", None)) is not None:
-        return SurveyCorpus("dataset", lambda: _of_dataset(texts, columns, text, pair), limit)
+    if is_dataset(texts):
+        return SurveyCorpus("dataset", lambda: dataset_rows(texts, text, pair), limit)
+    if isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(part, str) for part in texts):
+        return SurveyCorpus("texts", lambda: [texts], limit)  # one pair of texts
     if not isinstance(texts, Iterable):
         raise InputError(f"texts is a {type(texts).__name__}: give a file, a data set or a list of texts.")
     held = list(texts)
     return SurveyCorpus("texts", lambda: held, limit)
-
-
-def _of_dataset(data: Any, columns: list[str], text: str | None, pair: str | None) -> Iterator[Sequence]:
-    wanted = [text or (columns[0] if len(columns) == 1 else "text"), *([pair] if pair else [])]
-    for name in wanted:
-        if name not in columns:
-            raise InputError(
-                f"the data set has no column {name!r}; it has the columns {', '.join(map(repr, columns))}."
-            )
-    for row in data:
-        yield tuple(row[name] for name in wanted)

@@ -14,6 +14,7 @@ from whence.errors import InputError
 from whence.results.files import parse_json
 from whence.results.run_folder import NAME
 from whence.results.run_identity import RunIdentity
+from whence.results.short_repr import short_repr
 from whence.surveys.intervals import mean_over_texts, share_over_texts
 from whence.surveys.shards import arrow
 
@@ -31,6 +32,8 @@ class Survey:
 
     The columns are documented in docs/scale.md; every one is a mean over the rows (tokens) of that text, or a count.
     """
+
+    __repr__ = short_repr
 
     folder: Path
     identity: RunIdentity

@@ -9,7 +9,8 @@ from typing import Any
 
 from whence.errors import InputError
 from whence.model.load import Model
-from whence.reading.inputs import position_limit
+from whence.reading.datasets import dataset_rows, is_dataset
+from whence.reading.tokenised import position_limit
 from whence.tokens.split import FEWEST
 
 EMPTY, DUPLICATE, NO_TOKENS, ONE_TOKEN = "empty", "duplicate", "without tokens", "of one token"
@@ -72,7 +73,7 @@ def _sequences(texts: Any) -> Iterable[tuple[str, ...]]:
         raise InputError(
             f"texts={str(texts)!r:.80} is one string: give a list of texts, or read a file: whence.read_texts(path)."
         )
-    texts = getattr(texts, "sequences", texts)
+    texts = dataset_rows(texts) if is_dataset(texts) else getattr(texts, "sequences", texts)
     if not isinstance(texts, Iterable):
         raise InputError(f"texts must be a list of texts or of pairs of texts, not a {type(texts).__name__}.")
     for i, text in enumerate(texts):

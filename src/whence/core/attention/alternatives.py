@@ -27,6 +27,7 @@ from whence.core.numerics.checks import check_pair, check_stray, shape
 from whence.core.numerics.masks import flat_index, full_mask
 from whence.core.numerics.tolerances import rank_eps
 from whence.errors import InputError
+from whence.results.short_repr import short_repr
 
 _STEPS = 6
 _CHUNK = 16
@@ -41,6 +42,8 @@ class AlternativeAttention:
     (absolute where AV = 0). rounds: how many directions every row has tried; 0: the budget ended within the first.
     searched (…, n_query): whether the row has tried any; the others have only the first step, and may have more to find.
     """
+
+    __repr__ = short_repr
 
     attention: Tensor
     total_variation: Tensor

@@ -21,11 +21,14 @@ from whence.core.numerics.checks import check_pair, check_stray, shape
 from whence.core.numerics.masks import flat_index, full_mask, grouped
 from whence.core.numerics.tolerances import PROJECTOR_ROUNDING, rank_eps, row_sum_slack
 from whence.errors import InputError
+from whence.results.short_repr import short_repr
 
 
 @dataclass(frozen=True)
 class WeightBounds:
     """lower ≤ x ≤ upper for every attention row x with the same output; (…, n_query, n_key), float64."""
+
+    __repr__ = short_repr
 
     lower: Tensor
     upper: Tensor

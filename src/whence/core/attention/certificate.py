@@ -22,6 +22,7 @@ from whence.core.numerics.arrays import Array, Booleans
 from whence.core.numerics.checks import as_row
 from whence.core.numerics.tolerances import NO_WEIGHT, rank_eps
 from whence.errors import InputError
+from whence.results.short_repr import short_repr
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +45,8 @@ class Certificate:
     support (n_key,) boolean: the keys that some alternative gives weight to; interior (n_key,): an alternative that has
     weight on all of them; support_dual (d_v,): the proof that no other key can have any.
     """
+
+    __repr__ = short_repr
 
     row: Tensor
     values: Tensor

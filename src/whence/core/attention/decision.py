@@ -31,6 +31,7 @@ from whence.core.numerics.arrays import Array, Booleans
 from whence.core.numerics.checks import as_row, check_pair, shape
 from whence.core.numerics.masks import full_mask
 from whence.errors import InputError
+from whence.results.short_repr import short_repr
 
 Verdict = Literal["certified", "refuted", "open"]
 
@@ -68,6 +69,8 @@ class RowDecision:
     quantity (n_key,): where the decision is about one number, its costs; lower, upper: the proved range of that number
     over all rows with the same outputs; range_duals (2, n_head, d_v). NaN and None elsewhere.
     """
+
+    __repr__ = short_repr
 
     verdict: Verdict
     margin: float

@@ -21,6 +21,7 @@ from whence.core.numerics.checks import as_row, check_pair, shape
 from whence.core.numerics.masks import full_mask
 from whence.core.numerics.tolerances import EPS64, OWN_ROW, rank_eps
 from whence.errors import InputError
+from whence.results.short_repr import short_repr
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class HeadCertificate:
     by their sums. lower, upper (n_query, n_key). duals (p, d_v), keys (p,) the key and sides (p,) the side (+1 upper,
     −1 lower) each dual was solved for. rows (r,): the rows that were solved exactly.
     """
+
+    __repr__ = short_repr
 
     attention: Tensor
     values: Tensor

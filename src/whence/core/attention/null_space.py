@@ -20,6 +20,7 @@ from whence.core.numerics.causal_blocks import causal_plan, prefix_factors
 from whence.core.numerics.checks import Constraint, broadcast, check_rows, check_values
 from whence.core.numerics.masks import causal_keys, grouped, shared_keys
 from whence.core.numerics.tolerances import rank_eps
+from whence.results.short_repr import short_repr
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +34,8 @@ class NullSpace:
     simplex_null_dimension: n − rank([V, 1]), the dimension in which an attention row can really move. All zero for a
     row that sees nothing. The condition numbers are computed when they are asked for.
     """
+
+    __repr__ = short_repr
 
     length: Tensor
     rank: Tensor

@@ -21,6 +21,7 @@ from whence.core.numerics.checks import as_row, check_pair, shape
 from whence.core.numerics.masks import full_mask
 from whence.core.numerics.tolerances import rank_eps
 from whence.errors import InputError
+from whence.results.short_repr import short_repr
 
 GAP = 1e-6
 NO_KEY = -1
@@ -29,6 +30,8 @@ NO_KEY = -1
 @dataclass(frozen=True)
 class RowInterval:
     """One row: lower, upper (k,) of its keys and other (n_key,), an alternative to it; in shares of the row's sum."""
+
+    __repr__ = short_repr
 
     query: int
     lower: Tensor

@@ -20,6 +20,7 @@ from whence.core.numerics.arrays import Array
 from whence.core.numerics.checks import as_row
 from whence.core.numerics.tolerances import rank_eps
 from whence.errors import InputError
+from whence.results.short_repr import short_repr
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Witness:
     total_variation: ½‖alternative − row‖₁. residual: ‖(alternative − row)ᵀV‖ / ‖rowᵀV‖ (absolute where the output is
     zero). programs: linear programs solved. All float64.
     """
+
+    __repr__ = short_repr
 
     row: Tensor
     alternative: Tensor

@@ -148,7 +148,7 @@ def tie_keys(
 
 
 def _limit(model: Model, wanted: int | None) -> int:
-    from whence.reading.inputs import position_limit
+    from whence.reading.tokenised import position_limit
 
     own = position_limit(model.model)
     if wanted is not None and own is not None and wanted > own:

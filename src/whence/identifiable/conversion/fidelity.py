@@ -20,6 +20,7 @@ from whence.identifiable.conversion.windows import WindowedTexts
 from whence.reading.capture.attach import INTERFACE, attached
 from whence.reading.capture.recorder import AttentionRecorder
 from whence.reading.capture.untouched import evaluating
+from whence.results.short_repr import short_repr
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +45,8 @@ class AtLength:
 @dataclass(frozen=True)
 class Fidelity:
     """Fidelity at several lengths, and linear probes (accuracy of the original, accuracy of the converted model)."""
+
+    __repr__ = short_repr
 
     lengths: tuple[AtLength, ...]
     probes: dict[str, tuple[float, float]] = field(default_factory=dict)

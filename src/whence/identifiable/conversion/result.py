@@ -15,11 +15,14 @@ from whence.identifiable.statement import Statement
 from whence.model.load import Model, quietly
 from whence.results.files import make_folder, whole_files
 from whence.results.provenance import Provenance
+from whence.results.short_repr import short_repr
 
 
 @dataclass(frozen=True)
 class Converted:
     """A converted model with its proof: fidelity before (closed form) and after distillation, and the statement."""
+
+    __repr__ = short_repr
 
     model: Model
     mixing: tuple[Tensor, ...]  # M of every attention module, (head, d_v, d_k)

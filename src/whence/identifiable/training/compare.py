@@ -14,6 +14,7 @@ from whence.identifiable.data import Labelled
 from whence.identifiable.training.fit import Settings, train
 from whence.identifiable.training.variants import VARIANTS, overrides
 from whence.results.files import write_atomically
+from whence.results.short_repr import short_repr
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,6 +25,8 @@ STANDARD = "concat"
 @dataclass(frozen=True)
 class Comparison:
     """The metrics of every run, by variant in the order of the seeds."""
+
+    __repr__ = short_repr
 
     runs: dict[str, tuple[dict[str, Any], ...]]
     seeds: tuple[int, ...]

@@ -14,6 +14,7 @@ from whence.identifiable.training.documents import Documents
 from whence.identifiable.training.language_model import LanguageModelSettings, train_language_model
 from whence.identifiable.training.variants import DECODER_VARIANTS, decoder_overrides
 from whence.results.files import write_atomically
+from whence.results.short_repr import short_repr
 
 STANDARD = "rope"
 
@@ -21,6 +22,8 @@ STANDARD = "rope"
 @dataclass(frozen=True)
 class LanguageModelComparison:
     """The metrics of every run, by variant in the order of the seeds."""
+
+    __repr__ = short_repr
 
     runs: dict[str, tuple[dict[str, Any], ...]]
     seeds: tuple[int, ...]

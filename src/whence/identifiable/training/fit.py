@@ -28,6 +28,7 @@ from whence.results.files import whole_files
 from whence.results.progress import Say
 from whence.results.run_folder import RunFolder, run_folder
 from whence.results.run_identity import RunIdentity, hash_texts
+from whence.results.short_repr import short_repr
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Settings:
 @dataclass(frozen=True)
 class Trained:
     """A trained model, its tokenizer, and its metrics (as in metrics.json)."""
+
+    __repr__ = short_repr
 
     model: IdentifiableForSequenceClassification
     tokenizer: Any

@@ -26,6 +26,7 @@ from whence.results.files import whole_files
 from whence.results.progress import Say
 from whence.results.run_folder import RunFolder, run_folder
 from whence.results.run_identity import RunIdentity, hash_texts
+from whence.results.short_repr import short_repr
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class LanguageModelSettings:
 @dataclass(frozen=True)
 class LanguageModel:
     """A trained language model, its tokenizer, and its metrics (as in metrics.json)."""
+
+    __repr__ = short_repr
 
     model: IdentifiableForCausalLM
     tokenizer: Any

@@ -18,6 +18,7 @@ from whence.reading.rerun.run import prove_model, run
 from whence.reading.trace import Trace
 from whence.reading.wiring.proof import Proof
 from whence.reading.wiring.sites import AttentionSite
+from whence.results.short_repr import short_repr
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Substituted:
     `states`: [layer + 1, token, d] of the chosen stack, where the wiring is proved; `outputs`: the head outputs,
     [head, query, d_v] per layer.
     """
+
+    __repr__ = short_repr
 
     logits: Tensor | None
     final_states: Tensor | None

@@ -13,6 +13,7 @@ from whence.reading.inputs import Prepared, beginning, prepare
 from whence.reading.wiring.proof import Proof, proof_of
 from whence.reading.wiring.sites import AttentionSite
 from whence.results.provenance import Provenance
+from whence.results.short_repr import short_repr
 
 TEXT = "The doctor asked whence the numbers came, and checked every one of them twice."
 
@@ -20,6 +21,8 @@ TEXT = "The doctor asked whence the numbers came, and checked every one of them 
 @dataclass(frozen=True)
 class Diagnosis:
     """The errors of the six checks; `trusted` only if all that was claimed was proved."""
+
+    __repr__ = short_repr
 
     proof: Proof
     provenance: Provenance

@@ -30,6 +30,7 @@ from whence.reading.wiring.intervention import intervene
 from whence.reading.wiring.op_graph import OpGraph, deviation, walk
 from whence.reading.wiring.proof_inputs import check_weights, kind_of, long_enough
 from whence.reading.wiring.sites import AttentionSite, number_sites, read_site, tested
+from whence.results.short_repr import short_repr
 
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
@@ -37,6 +38,8 @@ TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 1e-2, torc
 @dataclass(frozen=True)
 class Proof:
     """How a model was read, site by site, and the errors of the six checks."""
+
+    __repr__ = short_repr
 
     capture: str
     sites: tuple[AttentionSite, ...]
