@@ -110,13 +110,13 @@ class _Asked:
             if self.continuation is not None or self.max_new_tokens is not None or self.chat is not None:
                 raise InputError("a trace has its continuation already: give them to whence.trace.")
             return self.text
-        found = trace(
+        traced = trace(
             model, self.text, self.text_pair, target, continuation=continuation, max_new_tokens=self.max_new_tokens,
             chat=self.chat, truncate=self.truncate,
         )  # fmt: skip
-        if not isinstance(found, Trace):
+        if not isinstance(traced, Trace):
             raise InputError("attribute explains one prediction: give one text, not a list.")
-        return found
+        return traced
 
     def span(self, model: Model) -> Span | None:
         """The answer that is explained; None where it is one prediction."""

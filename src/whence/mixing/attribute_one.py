@@ -31,9 +31,9 @@ def explain(prediction: Prediction, entry: Method, options: Mapping[str, Any]) -
     return read_out(prediction, entry, contributions(trace, entry.name, **options))
 
 
-def read_out(prediction: Prediction, entry: Method, found: Contributions) -> Attribution:
+def read_out(prediction: Prediction, entry: Method, contributions: Contributions) -> Attribution:
     """What a mixing method says of the rows that the prediction is made from."""
-    mixed, rows = found.rollout(), prediction.rows
+    mixed, rows = contributions.rollout(), prediction.rows
     settings: dict[str, Any] = {**prediction.settings, "signed": entry.signed}
     read = rows.nonzero()[:, 0].tolist()
     settings |= {"row": read[0] if len(read) == 1 else "mean" if bool((rows == rows[0]).all()) else "weighted"}

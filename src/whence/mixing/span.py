@@ -171,7 +171,9 @@ def _part(model: Model, ids: Sequence[int], start: int, target: Any) -> tuple[in
     return start + places[0][0], start + places[0][1]
 
 
-def _foils(model: Model, trace: Trace, tokens: Tokens, first: int, chosen: Sequence[int], foil: Any) -> tuple[int, ...]:
+def _foils(
+    model: Model, trace: Trace, tokens: Tokens, first: int, explained: Sequence[int], foil: Any
+) -> tuple[int, ...]:
     """The foil's ids, one for each explained token."""
     if isinstance(foil, int) and not isinstance(foil, bool):
         foil = [foil]
@@ -185,12 +187,12 @@ def _foils(model: Model, trace: Trace, tokens: Tokens, first: int, chosen: Seque
         made = continuation_ids(
             model, Prepared({"input_ids": torch.tensor([before])}, None, text=text), foil, "foil"
         ).tolist()
-    if len(made) != len(chosen):
+    if len(made) != len(explained):
         raise InputError(
-            f"foil={foil!r:.60} has {len(made)} tokens for {len(chosen)} that are explained: a contrast sets token against "
+            f"foil={foil!r:.60} has {len(made)} tokens for {len(explained)} that are explained: a contrast sets token against "
             "token. Give as many, or explain a part with target=."
         )
-    if tuple(made) == tuple(chosen):
+    if tuple(made) == tuple(explained):
         raise InputError(f"foil={foil!r:.60} is the answer itself: there is nothing between them to explain.")
     vocabulary = 0 if trace.logits is None else trace.logits.shape[-1]
     if not all(0 <= i < vocabulary for i in made):

@@ -145,12 +145,12 @@ def _format(path: str | os.PathLike[str], given: str | None) -> str:
 
 def columns_chosen(columns: Sequence[str], text: str | None, pair: str | None, name: str) -> list[str]:
     """The names of the columns of texts and, where asked for, second texts; refused where they are not there."""
-    chosen = [_text_column(text, columns, name)]
+    names = [_text_column(text, columns, name)]
     if pair is not None:
         if pair not in columns:
             raise InputError(f"{name!r} has no pair column {pair!r}; {_columns_in_words(columns)}")
-        chosen.append(pair)
-    return chosen
+        names.append(pair)
+    return names
 
 
 def _text_column(asked: str | None, columns: Sequence[str], name: str) -> str:

@@ -84,7 +84,7 @@ def trace(
 
 
 def prepare_all(
-    chosen: Model,
+    model: Model,
     text: Any,
     text_pair: Any = None,
     target: Any = None,
@@ -97,12 +97,12 @@ def prepare_all(
     """Everything that `trace` takes as sequences for the model, and whether it was a single one."""
     templated = chat or (chat is None and is_chat(text))
     if templated:
-        text = chat_text(chosen, text)
-    translates = bool(getattr(getattr(chosen.model, "config", None), "is_encoder_decoder", False))
+        text = chat_text(model, text)
+    translates = bool(getattr(getattr(model.model, "config", None), "is_encoder_decoder", False))
     if translates and continuation is not None:
-        raise InputError(f"{chosen.name} is an encoder–decoder: give what its decoder reads with target=.")
+        raise InputError(f"{model.name} is an encoder–decoder: give what its decoder reads with target=.")
     prepared, single = prepare(
-        chosen, text, text_pair, target, truncate=truncate, special=not templated,
+        model, text, text_pair, target, truncate=truncate, special=not templated,
         max_new_tokens=max_new_tokens if translates else None,
     )  # fmt: skip
     if translates or (continuation is None and max_new_tokens is None):
@@ -112,7 +112,7 @@ def prepare_all(
     if len(following) != len(prepared):
         raise InputError(f"continuation has {len(following)} entries for {len(prepared)} prompts: give one for each.")
     return [
-        with_continuation(chosen, one, after, max_new_tokens) for one, after in zip(prepared, following, strict=True)
+        with_continuation(model, one, after, max_new_tokens) for one, after in zip(prepared, following, strict=True)
     ], single
 
 
