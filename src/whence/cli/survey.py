@@ -38,7 +38,13 @@ def command(
     probes: Annotated[int, typer.Option("--probes", help="Directions per token of hta and local-global.")] = 16,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
     shard_size: Annotated[int, typer.Option("--shard-size", help="Texts in one file.")] = 64,
-    workers: Annotated[int, typer.Option("--workers", help="Processes, each with one thread.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Processes (or actors), each with one thread.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option("--engine", help="ray: actors of a Ray cluster.")] = None,
+    address: Annotated[
+        str | None, typer.Option("--address", help="Of the cluster; auto: the one this machine belongs to.")
+    ] = None,
     card: Annotated[bool, typer.Option("--card", help="Print the paragraph for a model card.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -59,7 +65,7 @@ def command(
         found = survey(
             model, texts, out, measures=measures, without=without, text=column, pair=pair, format=text_format,
             split=split, limit=limit, epsilon=epsilon, rows=rows, probes=probes, truncate=truncate,
-            shard_size=shard_size, workers=workers, progress=watched(quiet),
+            shard_size=shard_size, workers=workers, engine=engine, address=address, progress=watched(quiet),
         )  # fmt: skip
     except KeyboardInterrupt:
         messages.print("Stopped. What is done is kept: run the same command again to go on.")

@@ -13,7 +13,7 @@ from whence.results.progress import Progress, shown
 from whence.results.run_folder import run_folder
 from whence.results.run_identity import RunIdentity, hash_texts
 from whence.surveys.corpus import SurveyCorpus, corpus_of
-from whence.surveys.engines import in_process, worker_processes
+from whence.surveys.engines import Engine, in_process, worker_processes
 from whence.surveys.result import METHOD, Survey, read_survey
 from whence.surveys.settings import ROWS, SHARD_SIZE, SurveySettings, chosen_measures
 from whence.surveys.shards import TABLES, Sequence, Shard, arrow, file_of, is_done, prepare_folders, shards_of
@@ -38,7 +38,9 @@ def survey(
     truncate: bool = False,
     attention: str | None = None,
     shard_size: int = SHARD_SIZE,
-    workers: int = 1,
+    workers: int | None = None,
+    engine: str | None = None,
+    address: str | None = None,
     progress: Progress = False,
 ) -> Survey:
     """Run the measures over a corpus and keep every row in the folder `out`; run again after a kill, it goes on.
@@ -48,7 +50,9 @@ def survey(
     measures: besides the default ones (attention, certainty, alti, tokens) also "hta", "local-global"; `without`: leave
     some out. epsilon, rows, probes, truncate, attention, shard_size: see `whence.surveys.settings.SurveySettings`.
 
-    workers: 1, in this process; more, so many processes with one thread each. The files' bytes do not depend on it.
+    workers: None or 1, in this process; more, so many processes with one thread each. engine="ray": so many actors (None: one
+    a processor) of the Ray cluster at `address` ("auto": the one this machine belongs to). The files' bytes do not depend
+    on it.
     progress: see `whence.results.progress`; it counts texts.
 
     >>> import tempfile, whence
@@ -57,9 +61,7 @@ def survey(
     (144, 12, 2)
     """
     arrow()
-    if not isinstance(workers, int) or workers < 1:  # type: ignore[redundant-expr]  # a string may come from outside
-        raise InputError(f"workers={workers!r}: give 1 or more.")
-    run_shards = in_process if workers == 1 else worker_processes(workers)
+    run_shards = _engine(engine, workers, address)
     settings = SurveySettings(
         chosen_measures(measures, without), epsilon, rows, probes, truncate, attention, shard_size
     )
@@ -75,7 +77,7 @@ def survey(
     if folder.finished:
         return read_survey(folder.path)
     prepare_folders(folder.path)
-    by_name = isinstance(model, str | Path) and workers > 1
+    by_name = isinstance(model, str | Path) and run_shards is not in_process  # every worker loads it
     task = Task(model if by_name else chosen, chosen.weights_hash, settings)
     done = 0
 
@@ -99,6 +101,23 @@ def survey(
     numbers = range(-(-total // settings.shard_size))
     folder.finish([str(file_of(Path(), table, number)) for number in numbers for table in TABLES])
     return read_survey(folder.path)
+
+
+def _engine(name: str | None, workers: int | None, address: str | None) -> Engine:
+    """Who computes the shards."""
+    if workers is not None and (not isinstance(workers, int) or workers < 1):  # type: ignore[redundant-expr]
+        raise InputError(f"workers={workers!r}: give 1 or more.")
+    if name == "ray":
+        from whence.surveys.ray_engine import ray_actors
+
+        return ray_actors(address, workers)
+    if name is not None:
+        raise InputError(
+            f"engine={name!r}: there is 'ray'; without an engine the survey runs on this machine (workers)."
+        )
+    if address is not None:
+        raise InputError(f"address={address!r} goes with engine 'ray'.")
+    return in_process if workers in (None, 1) else worker_processes(int(workers or 1))
 
 
 def _read_once(corpus: SurveyCorpus) -> tuple[int, str]:
