@@ -17,11 +17,15 @@ from whence.errors import InputError
 pytest.importorskip("ray", reason="Ray is not installed (extra scale)")
 
 
+# Its own network, and its own processes: all of them end with the first one.
+APART = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
 def namespace() -> str | None:
     """Why no network namespace can be had here; None: one can."""
     if shutil.which("unshare") is None:
         return "no unshare on this machine"
-    tried = subprocess.run(["unshare", "-n", "true"], capture_output=True, text=True)
+    tried = subprocess.run([*APART, "true"], capture_output=True, text=True)
     return tried.stderr.strip() or None
 
 
@@ -42,7 +46,7 @@ def reference(tiny: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory
 def on_a_cluster(*arguments: str, timeout: int = 300) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        ["unshare", "-n", "--kill-child", "--fork", "--pid", "--mount-proc", sys.executable, "-m", "tests.surveys.ray_run", *arguments],
+        [*APART, sys.executable, "-m", "tests.surveys.ray_run", *arguments],
         capture_output=True, text=True, timeout=timeout, env=environment,
     )  # fmt: skip
 

@@ -140,7 +140,7 @@ class _Driver:
                         again += self._started(done, shared_task, token)
                     else:
                         actor, shard = self.under_way.pop(done)
-                        written = self._finished(done, actor, shard)
+                        written = self._finished(done, shard)
                         if written:
                             self.idle.append(actor)
                             yield shard
@@ -189,7 +189,7 @@ class _Driver:
         self.idle.extend([actor] * IN_HAND)
         return []
 
-    def _finished(self, reference: Any, actor: Any, shard: Shard) -> bool:
+    def _finished(self, reference: Any, shard: Shard) -> bool:
         """Whether the shard's files are there; False where the actor died under it."""
         try:
             files = self.ray.get(reference)
