@@ -55,11 +55,11 @@ def main(model: str, texts: str, out: str, *ways: str) -> None:
     small = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=small)
     second = cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
-    told: list[int] = []
+    told: list[float] = []
     killed: list[str] = []
     try:
 
-        def progress(done: int, total: int) -> None:
+        def progress(_what: str, done: float, _total: float) -> None:
             told.append(done)
             if "blows" in ways and len(told) == 2:
                 victim = actors()[0]
