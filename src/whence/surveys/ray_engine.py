@@ -7,6 +7,7 @@ shards back, and another takes its place. Who computes a shard does not change i
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections import deque
@@ -43,7 +44,7 @@ def ray_actors(address: str | None, number: int | None = None) -> Engine:
         joined = not ray.is_initialized()
         if joined:
             try:
-                ray.init(address=address, log_to_driver=False, logging_level="error")
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, ValueError, RuntimeError, TimeoutError) as problem:
                 raise UnavailableError(
                     f"no Ray cluster answers at {address!r}: {str(problem).splitlines()[0]} Start one with "
