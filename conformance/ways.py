@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Use:
     reference: Trace | None = None
     tolerance: float = 1e-4
     plain: nn.Module | None = None  # what makes the plain pass, where it is not the model itself
-    shown: oracle.ModelOutputs = oracle.ModelOutputs(None)  # what the model itself hands out
+    shown: oracle.ModelOutputs = field(default_factory=lambda: oracle.ModelOutputs(None))  # what the model hands out
     judge: Callable[[Trace], dict[str, float]] | None = None  # errors of the trace's measures, by name
 
 
