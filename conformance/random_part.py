@@ -72,7 +72,11 @@ def configuration(family: Family, draw: random.Random) -> dict[str, Any]:
 
 def _is_of_the_call(name: str) -> bool:
     """Whether a switch says what a call returns or which kind of model this is, not how its layers are made."""
-    return name.startswith(("_", "output_", "return_", "is_")) or name in ("use_cache", "torchscript", "add_cross_attention")
+    return name.startswith(("_", "output_", "return_", "is_")) or name in (
+        "use_cache",
+        "torchscript",
+        "add_cross_attention",
+    )
 
 
 def compare(family: Family, chosen: dict[str, Any], seed: int) -> Comparison:

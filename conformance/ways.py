@@ -112,7 +112,9 @@ def oracle_errors(found: Trace) -> dict[str, float]:
     worst: dict[str, float] = {}
 
     def judge(name: str, ours: Tensor, theirs: Tensor) -> None:
-        error = (ours.double() - theirs).abs().nan_to_num(nan=0.0 if bool((ours.isnan() == theirs.isnan()).all()) else 9.0)
+        error = (
+            (ours.double() - theirs).abs().nan_to_num(nan=0.0 if bool((ours.isnan() == theirs.isnan()).all()) else 9.0)
+        )
         worst[name] = max(worst.get(name, 0.0), float(error.max()))
 
     for stack in found.stacks.values():

@@ -9,7 +9,6 @@ on. One thread. The classifiers are trained by studies/_classifiers.py.
 """
 
 from __future__ import annotations
-from whence.reading.tokenised import unknown_id
 
 import argparse
 import json
@@ -26,9 +25,10 @@ import _faithfulness_page as page
 import torch
 
 import whence
-from whence.faithful.question import prepared_text, units_of, unknown_id
+from whence.faithful.question import prepared_text, units_of
 from whence.faithful.rationale import marks_of
 from whence.faithful.result import Faithfulness
+from whence.reading.tokenised import unknown_id
 from whence.results.files import write_atomically
 
 WORK = corpora.WORK / "faithfulness"
