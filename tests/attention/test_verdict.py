@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -11,10 +13,14 @@ from transformers import BertConfig, BertModel
 
 import whence
 from tests.core import make
+from whence.attention.heads import head_of
 from whence.attention.verdict import wilson
 from whence.core.attention.verdict import RowVerdict, row_verdicts
 from whence.errors import InputError
 from whence.model.load import Model
+from whence.reading.trace import Layer
+
+module = importlib.import_module("whence.attention.verdict")
 
 
 def by_definition(row: Tensor, values: Tensor, seen: Tensor, epsilon: float) -> RowVerdict | None:
@@ -109,6 +115,20 @@ def test_a_sample_is_seeded_by_content_and_states_itself(read: whence.Trace) -> 
         low, high = some.interval(0, 0)
         assert low <= float(some.values[0, 0]) <= high
         assert "a sample of 6 of 30" in some.sentence(0, 0)
+
+
+def test_the_sample_does_not_depend_on_rounding(read: whence.Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Another thread count or processor changes the last digits; other rows looked at would be another verdict.
+    ours = whence.verdict(read, rows=6).extra["row_verdicts"]
+
+    def rounded(layer: Layer, place: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        weights, values, visible = head_of(layer, place)
+        return torch.nextafter(weights, torch.ones_like(weights)), values, visible
+
+    monkeypatch.setattr(module, "head_of", rounded)
+    theirs = whence.verdict(read, rows=6).extra["row_verdicts"]
+    assert torch.equal(ours >= 0, theirs >= 0)
+    assert len({tuple(line.tolist()) for line in (ours >= 0).flatten(0, 1)}) == 4  # each head draws rows of its own
 
 
 def test_wilson_and_errors(read: whence.Trace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from whence.attention.heads import head_of
 from whence.core.attention.verdict import RowVerdict, check_epsilon, row_verdicts, unique_rows
 from whence.errors import InputError
 from whence.reading.trace import Layer, Trace
+from whence.results.labels import Tokens
 from whence.results.result import Result
 
 if TYPE_CHECKING:
@@ -182,8 +184,8 @@ def verdict(trace: Trace, *, epsilon: float = 0.05, rows: int | None = None, att
     attention row with the same output, and no other key outweighs it by more), flat (no weight can exceed ε) or open to
     other readings. A head is *unique* when all its rows are; over its rows that are neither unique nor flat it is to be
     *read* when at least 95 % are certain, *do not read* when fewer than half are, *careful* between; *flat* when there
-    are none. `rows`: look at no more than so many rows of a head, drawn at random, seeded by its content; None: about
-    2,000 rows in all, at least 8 of each head. 0: every row.
+    are none. `rows`: look at no more than so many rows of a head, drawn at random, seeded by tokens, layer and head; None:
+    about 2,000 rows in all, at least 8 of each head. 0: every row.
 
     >>> import whence
     >>> found = whence.verdict(whence.trace(whence.load(), "The bank raised its rates."))
@@ -201,7 +203,7 @@ def verdict(trace: Trace, *, epsilon: float = 0.05, rows: int | None = None, att
     try:
         torch.set_num_threads(1)  # many small problems: threads of torch's own would only wait for each other
         with ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:  # HiGHS works without Python's lock
-            found = list(pool.map(lambda at: _head(at[0], at[1], epsilon, limit), places))
+            found = list(pool.map(lambda at: _head(at[0], at[1], epsilon, limit, stack.tokens), places))
     finally:
         torch.set_num_threads(threads)
     grid = (len(stack), len(stack.layers[0].heads))
@@ -229,13 +231,15 @@ def verdict(trace: Trace, *, epsilon: float = 0.05, rows: int | None = None, att
     )
 
 
-def _head(layer: Layer, index: int, epsilon: float, limit: int) -> tuple[Tensor, Tensor]:
+def _head(layer: Layer, index: int, epsilon: float, limit: int, tokens: Tokens) -> tuple[Tensor, Tensor]:
     """The verdicts on the rows of one head that were looked at, and which of all its rows are unique; [query] each."""
     weights, values, visible = head_of(layer, index)
     unique = unique_rows(weights, values, visible=visible)
     rows = (~unique).nonzero().squeeze(-1).numpy()
     if len(rows) > limit:
-        content = weights.detach().to(torch.float32).contiguous().numpy().tobytes()
+        # Tokens, layer and head, and no computed number: another thread count or processor rounds otherwise, and would
+        # look at other rows.
+        content = json.dumps([tokens.raw, layer.index, layer.heads[index]]).encode()
         seed = int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
         rows = np.sort(np.random.default_rng(seed).choice(rows, size=limit, replace=False))
     found = row_verdicts(weights, values, epsilon=epsilon, rows=rows.tolist(), visible=visible)
