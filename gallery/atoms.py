@@ -143,7 +143,10 @@ def make() -> Path:
         "written down*. It does not say that the chemistry is right. See [Identified is not correct](identified-is-not-correct.md).",
         other,
         "**The same on the command line**",
-        command(f'whence get rxnmapper\nwhence decide "{WRONG}" --model rxnmapper --rule atoms --layer 10 --head 5'),
+        command(
+            f'whence get rxnmapper\nwhence decide "{WRONG}" --model rxnmapper --rule atoms --layer 10 --head 5',
+            needs="rxnmapper",
+        ),
         "## All reactions",
         f"{len(THEIRS)} come from the rxnmapper package's own tests and issue reports, {len(OURS)} were written for this page. "
         "*Free directions*: in how many a row can be moved without any change of the head's output (0: the row is unique). *Least margin*: by how much every decision of the reaction holds at least (a proved bound, not the exact least).",

@@ -34,6 +34,6 @@ def picture(name: str, axes: Any, alt: str) -> str:
     return f"![{alt}]({name}.svg)"
 
 
-def command(text: str) -> str:
-    """A command to copy."""
-    return f"```sh\n{text}\n```"
+def command(text: str, needs: str) -> str:
+    """A command to copy; the tests of the documentation run it where the model that it needs is there."""
+    return f"<!-- needs: {needs} -->\n```sh\n{text}\n```"

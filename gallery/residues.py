@@ -95,7 +95,8 @@ def make() -> Path:
         "**The same on the command line**",
         command(
             f'whence get antiberty\nwhence decide {TRASTUZUMAB} --model antiberty --rule "above:C{SECOND}>0.02" '
-            f"--layer {best[0]} --head {best[1]} --query C{query}"
+            f"--layer {best[0]} --head {best[1]} --query C{query}",
+            needs="antiberty",
         ),
         "## The eight most attentive heads",
         table(["layer.head", "from, to", "weight", "in every row with the same output", "verdict*"], rows),

@@ -112,7 +112,7 @@ def make() -> Path:
         if shown is not None
         else "",
         "**The same on the command line**",
-        command(f'whence decide "{PRONOUN}" --layer 3 --head 4 --query she --rule argmax'),
+        command(f'whence decide "{PRONOUN}" --layer 3 --head 4 --query she --rule argmax', needs="minilm"),
         "## All of it",
         table(
             [

@@ -97,7 +97,8 @@ def make() -> Path:
         "**The same on the command line**",
         command(
             f'whence decide "$(cat documents.txt)" --model smollm2 --rule "mass:{keys[0]}-{keys[-1]}>=0.25" '
-            f"--layer {best[0]} --head {best[1]} --query {last}"
+            f"--layer {best[0]} --head {best[1]} --query {last}",
+            needs="smollm2",
         ),
         "## The ten heads with most on one document",
         table(["layer.head", *(f"{n} (share, interval)" for n in places)], rows),

@@ -96,7 +96,8 @@ def make() -> Path:
         f"(median of the {len(errors)} words whose time it reports; largest {max(errors):.2f} s); the alternatives move words by {statistics.median(spread):.2f} s (median; largest {max(spread):.2f} s).",
         "**The same on the command line**",
         command(
-            f'whence get whisper\nespeak-ng -v en-us -s 140 -w speech.wav "{SENTENCES[0]}"\nwhence decide speech.wav --model whisper --rule path'
+            f'whence get whisper\nespeak-ng -v en-us -s 140 -w speech.wav "{SENTENCES[0]}"\nwhence decide speech.wav --model whisper --rule path',
+            needs="whisper",
         ),
         "## May I use these heads?",
         table(["layer.head", "rows", "with more than half near the peak", "of these certified", "verdict"], heads),

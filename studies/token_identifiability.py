@@ -337,11 +337,8 @@ PAGE = """# Is a token still itself?
 
 Token identifiability (Brunner et al., ICLR 2020, section 4): from a hidden state e_i of layer l, is the nearest of the
 sequence's input embeddings the token's own, after a map g fitted on other sentences? Measured on MRPC pairs with the two
-embedded models, beside the published BERT-base curves. Written, with its figures, by
-
-```sh
-python studies/token_identifiability.py
-```
+embedded models, beside the published BERT-base curves. Written, with its figures, by `python studies/token_identifiability.py`
+(some minutes).
 
 Setting: split by sentence 70/15/15, no sentence on two sides; maps fitted on the first part, stopped by the second, rates
 on the third; ± is half the 95 % bootstrap interval over sentences. Hidden state 0 is the embeddings; for SmolLM2 the last

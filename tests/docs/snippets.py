@@ -1,8 +1,8 @@
 """The code blocks of a Markdown page, and how what they print is compared with what the page shows.
 
 A `python` block is run; those of one page share their names, in the order of the page. A `text` block that follows
-it shows what it prints. A `sh` block is run line by line as far as its lines are `whence …`. A block that cannot run
-here has `<!-- not run: the reason -->` before it.
+it shows what it prints. A `sh` block is run too. Before a block may stand `<!-- not run: installs … -->` (only what
+installs or sets up the machine is not run) or `<!-- needs: NAME -->`, an embedded model that `whence get` fetches.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BLOCK = re.compile(
-    r"(?:<!-- not run: (?P<reason>[^\n]+?) -->\n+)?^(?P<fence>```+)(?P<kind>\w*)[^\n]*\n(?P<code>.*?)^(?P=fence)\s*?$",
+    r"(?:<!-- not run: (?P<reason>[^\n]+?) -->\n+|<!-- needs: (?P<needs>[^\n]+?) -->\n+)?"
+    r"^(?P<fence>```+)(?P<kind>\w*)[^\n]*\n(?P<code>.*?)^(?P=fence)\s*?$",
     re.MULTILINE | re.DOTALL,
 )
 _NUMBER = re.compile(r"[-+−]?(?:\d+\.\d*|\.\d+|\d+)(?:e[-+]?\d+)?", re.IGNORECASE)
@@ -20,13 +21,14 @@ _NUMBER = re.compile(r"[-+−]?(?:\d+\.\d*|\.\d+|\d+)(?:e[-+]?\d+)?", re.IGNOREC
 
 @dataclass(frozen=True)
 class Snippet:
-    """One block: its code, what it should print (None: not shown), and why it is not run (None: it is)."""
+    """One block: its code, what it should print (None: not shown), why it is not run (None: it is), the model it needs."""
 
     kind: str
     code: str
     line: int
     printed: str | None
     reason: str | None
+    needs: str | None = None
 
 
 def snippets(page: Path) -> list[Snippet]:
@@ -35,13 +37,13 @@ def snippets(page: Path) -> list[Snippet]:
     blocks = list(_BLOCK.finditer(text))
     found = []
     for i, block in enumerate(blocks):
-        if block["kind"] not in ("python", "sh"):
+        if block["kind"] not in ("python", "sh", "bash", "console", "shell", "py"):
             continue
         following = blocks[i + 1] if i + 1 < len(blocks) else None
         adjacent = following is not None and not text[block.end() : following.start()].strip()
         shown = following["code"] if following is not None and adjacent and following["kind"] == "text" else None
         line = text.count("\n", 0, block.start()) + 1
-        found.append(Snippet(block["kind"], block["code"], line, shown, block["reason"]))
+        found.append(Snippet(block["kind"], block["code"], line, shown, block["reason"], block["needs"]))
     return found
 
 

@@ -87,9 +87,9 @@ def command(
         progress=watched(quiet),
     )
     if page is not None:
-        from whence.faithful.document import write_document
+        from whence.reporting.report import report
 
-        write_document(found, page)
+        report(found).save(page)
     if as_json:
         print_json(found.to_dict())
     else:

@@ -79,10 +79,10 @@ def command(
 
 
 def _show_survey(words: list[str], out: Path | None, card: bool, as_json: bool) -> None:
+    from whence.reporting.report import report
     from whence.results.files import write_atomically
     from whence.surveys.card import badge, facts, paragraph
     from whence.surveys.compare import compare
-    from whence.surveys.document import write_document
     from whence.surveys.result import read_survey
 
     if words[0] == "compare" and len(words) == 3:
@@ -101,7 +101,7 @@ def _show_survey(words: list[str], out: Path | None, card: bool, as_json: bool) 
     if card:
         results.print(paragraph(found), soft_wrap=True, markup=False, highlight=False)
         return
-    page = write_document(found, out or found.folder / "report.html")
+    page = report(found).save(out or found.folder / "report.html")
     write_atomically(page.with_suffix(".svg"), badge(found).encode())
     numbers = json.dumps(facts(found), indent=2, default=str).replace("NaN", "null")
     write_atomically(page.with_suffix(".json"), numbers.encode())

@@ -62,5 +62,5 @@ export function ink([r, g, b]) {
   return luminance > 0.179 ? "#000000" : "#ffffff"; // the better of the two is never below 4.5 : 1
 }
 
-export const LINES = ["var(--line-1)", "var(--line-2)", "var(--line-3)", "var(--line-4)", "var(--line-5)", "var(--line-6)"];
+export const LINES = ["var(--line-1)", "var(--line-2)", "var(--line-3)", "var(--line-4)", "var(--line-5)", "var(--line-6)", "var(--line-7)", "var(--line-8)", "var(--line-9)", "var(--line-10)"];
 export const DASHES = ["", "7 4", "2 4", "10 3 2 3", "1 3", "12 4"];

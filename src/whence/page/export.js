@@ -123,7 +123,7 @@ export function exporter(element, name, csv) {
 
 // `figure`: a function that draws the card for a paper; without it the card is saved as it looks.
 export function card(title, name, body, { csv, chart = false, extra, figure, level = 2 } = {}) {
-  const element = h("section", { class: `card${chart ? " chart-card" : ""}`, "aria-label": title });
+  const element = h("section", { class: `card${chart ? " chart-card" : ""}`, "aria-label": title, "data-name": name });
   element.figure = figure;
   element.append(h("header", {}, h(`h${level}`, {}, title), ...(extra ? [extra] : []), exporter(element, `whence-${name}`, csv)), h("div", { class: "card-body" }, body));
   return element;

@@ -10,6 +10,7 @@ import { ProvenanceView } from "./provenance.js";
 import { identityView } from "./identity.js";
 import { predictionView } from "./prediction.js";
 import { decisionsView } from "./decisions.js";
+import { runView } from "./run.js";
 import { Live } from "./live.js";
 import { guide, guideButton, wanted } from "./guide.js";
 
@@ -36,11 +37,17 @@ function stackOf() {
   return stacks.find((s) => s.name === state.stack) ?? stacks[0];
 }
 
+function runNamed(name) {
+  return source?.manifest.runs?.find((run) => run.name === name);
+}
+
 function view() {
   const stack = stackOf();
-  const name = available().some(([k]) => k === state.view) ? state.view : "overview";
+  const name = available().some(([k]) => k === state.view) ? state.view : available()[0][0];
   const paint = document.documentElement.dataset.theme;
   if (kept.source !== source || kept.stack !== stack || kept.paint !== paint) kept = { source, stack, paint };
+  const run = runNamed(name);
+  if (run) return [name, runView(run)];
   if (name === "head") { kept.head ??= new HeadView(source, stack); kept.head.update(); return [name, kept.head.el]; }
   if (name === "provenance") { kept.provenance ??= new ProvenanceView(source); kept.provenance.update(); return [name, kept.provenance.el]; }
   if (name === "identity") return [name, identityView(source)];
@@ -52,8 +59,9 @@ function view() {
 }
 
 function available() {
-  const { prediction, decisions } = source?.manifest ?? {};
-  return VIEWS.filter(([name]) => (name === "prediction" ? prediction : name === "decisions" ? decisions?.length : true));
+  const { prediction, decisions, stacks: found, runs } = source?.manifest ?? {};
+  const own = found?.length ? VIEWS.filter(([name]) => (name === "prediction" ? prediction : name === "decisions" ? decisions?.length : true)) : [];
+  return [...own, ...(runs ?? []).map((run) => [run.name, run.title])];
 }
 
 const tabs = scrollable(h("nav", { class: "tabs", "aria-label": "Views" }));
@@ -77,8 +85,9 @@ function draw() {
   const current = tabs.querySelector("[aria-current]"); // on a phone not all fit
   tabs.scrollLeft = Math.max(0, current.offsetLeft - tabs.offsetLeft + current.offsetWidth - tabs.clientWidth);
   const { manifest } = source;
-  replace(heading, h("h1", {}, ABOUT[name]),
-    h("p", { class: "context" }, h("b", {}, manifest.model), ` · ${stackOf().tokens.text.length} tokens · ${stackOf().layers.length} layers × ${stackOf().heads.length} heads of ${stackOf().head_size}`,
+  const run = runNamed(name), stack = stackOf();
+  replace(heading, h("h1", {}, run?.about ?? ABOUT[name]),
+    h("p", { class: "context" }, h("b", {}, visible(run?.model ?? manifest.model)), run ? ` · ${visible(run.context)}` : ` · ${stack.tokens.text.length} tokens · ${stack.layers.length} layers × ${stack.heads.length} heads of ${stack.head_size}`,
       h("span", { class: "view-export no-export" },
         h("button", { type: "button", class: "quiet", onclick: () => saveSVG(main, `whence-${name}`) }, "View as SVG"),
         h("button", { type: "button", class: "quiet", onclick: () => savePNG(main, `whence-${name}`) }, "View as PNG"))));
@@ -87,10 +96,10 @@ function draw() {
   if (kept.view && kept.view !== name) scrollTo(0, 0); // another view begins at its beginning
   kept.view = name;
   const { versions } = manifest;
-  replace(footer, h("p", {}, `Keys: 1–${available().length} choose a view, ${name === "head" ? "[ and ] step through the heads, " : ""}arrows move within ${KEYS[name]}. `, name === "overview" ? [guideButton(draw), ". "] : "",
+  replace(footer, h("p", {}, `Keys: ${available().length > 1 ? `1–${available().length} choose a view, ` : ""}${name === "head" ? "[ and ] step through the heads, " : ""}arrows move within ${KEYS[name] ?? "tables"}. `, name === "overview" ? [guideButton(draw), ". "] : "",
     `Made with whence ${versions.whence}, torch ${versions.torch}, transformers ${versions.transformers}.`));
   if (focused) main.querySelector(focused)?.focus({ preventScroll: true });
-  document.title = `${VIEWS.find(([k]) => k === name)[1]} · ${visible((manifest.text ?? "").slice(0, 50))} · ${manifest.model} · whence`;
+  document.title = `${available().find(([k]) => k === name)[1]} · ${visible((manifest.text ?? "").slice(0, 50))} · ${manifest.model} · whence`;
 }
 
 function themeButton() {

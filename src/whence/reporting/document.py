@@ -12,6 +12,7 @@ from whence.attention.decide import Decisions
 from whence.attention.heads import head_of
 from whence.attention.overview import Overview
 from whence.errors import InputError
+from whence.faithful.result import Faithfulness
 from whence.mixing.mixture import Mixture
 from whence.reading.trace import Stack, Trace
 from whence.reporting.analysis import Analysis
@@ -21,8 +22,10 @@ from whence.reporting.exact import WEIGHTS, ExactIntervals, HeadIntervals
 from whence.reporting.heads import Alternatives, Detail, alternatives_of, detail_of, head_blocks, heaviest_keys
 from whence.reporting.mixing import mixtures, naive_identifiability
 from whence.reporting.prediction import prediction_data
+from whence.reporting.runs import run_data, runs_data
 from whence.results.progress import Step, silent
 from whence.results.provenance import library_versions
+from whence.surveys.result import Survey
 
 FORMAT = 1
 DETAILS = ("light", "standard", "full")
@@ -34,6 +37,13 @@ class Document:
 
     manifest: Mapping[str, Any]
     blocks: Mapping[str, bytes] = field(repr=False)
+
+
+def run_document(run: Faithfulness | Survey) -> Document:
+    """A page of its own for a run over many texts."""
+    data = run_data(run)
+    about = {"format": FORMAT, "model": data["model"], "text": f"{data['title']}: {data['context']}"}
+    return Document({**about, "versions": library_versions(), "stacks": [], "runs": [data]}, {})
 
 
 def default_methods(tokens: int) -> tuple[str, ...]:
@@ -50,6 +60,7 @@ def build(
     budget: float | None = None,
     analysis: Analysis | None = None,
     decisions: Iterable[Decisions] = (),
+    runs: Iterable[Faithfulness | Survey] = (),
     token_identifiability: Any = None,
     with_heads: bool = True,
     step: Step = silent,
@@ -60,6 +71,7 @@ def build(
     chosen = default_methods(len(trace.tokens)) if methods is None else tuple(methods)
     analysis = analysis or Analysis(trace)
     decided = decisions_data(decisions)
+    over_texts = runs_data(runs)
     blocks: dict[str, bytes] = {}
     stacks: list[dict[str, Any]] = []
     parts: list[_Part] = []
@@ -122,6 +134,7 @@ def build(
         },
         "prediction": prediction,
         "decisions": decided,
+        "runs": over_texts,
     }
     step("Done", 1.0)
     return Document(manifest, blocks | some)

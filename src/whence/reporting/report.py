@@ -14,11 +14,13 @@ from whence.results.files import write_atomically
 
 if TYPE_CHECKING:
     from whence.attention.decide import Decisions
+    from whence.faithful.result import Faithfulness
     from whence.mixing.mixture import Mixture
     from whence.reading.trace import Trace
     from whence.reporting.analysis import Analysis
     from whence.reporting.document import Document
     from whence.results.progress import Progress
+    from whence.surveys.result import Survey
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Report:
     @property
     def findings(self) -> list[str]:
         """What is true of the text, in plain words."""
-        return [sentence for stack in self.document.manifest["stacks"] for sentence in stack["findings"]]
+        parts = (*self.document.manifest["stacks"], *self.document.manifest.get("runs", ()))
+        return [sentence for part in parts for sentence in part["findings"]]
 
     def to_html(self) -> str:
         """The page with its data inside: opens from disk, fetches nothing."""
@@ -68,7 +71,7 @@ class Report:
 
 
 def report(
-    trace: Trace,
+    trace: Trace | Faithfulness | Survey,
     *,
     detail: str = "standard",
     methods: Iterable[str | Mixture] | None = None,
@@ -76,6 +79,7 @@ def report(
     budget: float | None = None,
     epsilon: float | None = None,
     decisions: Iterable[Decisions] = (),
+    runs: Iterable[Faithfulness | Survey] = (),
     token_identifiability: Any = None,
     analysis: Analysis | None = None,
     progress: Progress = None,
@@ -83,7 +87,8 @@ def report(
     """The page of one trace: which heads may be read, where hidden tokens come from, what the output came from.
 
     Args:
-        trace: what `whence.trace` gives for one text.
+        trace: what `whence.trace` gives for one text; or a run over many, from `whence.faithfulness` or `whence.survey`, for
+            a page of its own, to which the other arguments do not apply.
         detail: "light", the pictures of the listed heads only; "standard", all heads, 8-bit pictures, and the numbers
             and bounds of each row's 16 heaviest weights; "full", 16 bits and the bounds of every weight.
         methods: names of `whence.contributions` methods, or results that are there already (such as hidden token
@@ -94,6 +99,7 @@ def report(
             takes. The page says of each row whether its intervals are exact; the listed rows always are.
         epsilon: how far a weight may be uncertain and still be read, see `whence.verdict`; None: 0.05.
         decisions: results of `whence.decide`, for a view of their own.
+        runs: results of `whence.faithfulness` or `whence.survey`, each for a view of its own.
         token_identifiability: a result of that measure, to draw its curves.
         analysis: what was computed of this trace before (`whence.reporting.analysis.Analysis`).
         progress: see `whence.results.progress`.
@@ -108,7 +114,9 @@ def report(
     from whence.results.progress import shown
 
     if not isinstance(trace, Trace):
-        raise InputError(f"report takes what whence.trace gives for one text, not a {type(trace).__name__}.")
+        from whence.reporting.document import run_document
+
+        return Report(run_document(trace))
     if budget is not None and not budget >= 0:
         raise InputError(f"budget={budget!r} is not a number of seconds.")
     if analysis is None:
@@ -128,6 +136,7 @@ def report(
                 budget=budget,
                 analysis=analysis,
                 decisions=decisions,
+                runs=runs,
                 token_identifiability=token_identifiability,
                 step=step,
             )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from whence.errors import InputError
@@ -15,117 +16,176 @@ if TYPE_CHECKING:
 
     from whence.surveys.result import Survey
 
-# Brunner et al. (2020), BERT-base, layers 1 … 12.
+# Brunner et al. (2020), BERT-base, after each of its twelve layers; they count from 1, here it is from 0.
 OWN_SHARE = (30.6, 22.9, 21.2, 18.8, 15.7, 14.4, 13.4, 12.6, 11.7, 10.3, 9.8, 9.9)
 NOT_LARGEST = (0.0, 0.0, 0.1, 3.4, 7.6, 13.6, 15.0, 18.1, 21.4, 29.8, 31.9, 31.6)
 NAIVE_COSINE = (1.00, 0.995, 0.982, 0.965, 0.90, 0.82, 0.735, 0.615, 0.55, 0.41, 0.21, 0.49)
 PUBLISHED = "BERT-base, Brunner et al. 2020"
 
 
-def _line(ax: Any, frame: pd.DataFrame, x: str, y: str, label: str, scale: float = 1.0, **style: Any) -> None:
-    """A line with its interval as a band."""
-    at = range(len(frame)) if frame[x].dtype.name == "category" else frame[x]
-    line = ax.plot(at, scale * frame[y], marker="o", ms=3, label=label, **style)[0]
-    ax.fill_between(at, scale * frame["low"], scale * frame["high"], alpha=0.2, color=line.get_color())
-    if frame[x].dtype.name == "category":
-        ax.set_xticks(list(at), list(frame[x]))
+@dataclass(frozen=True)
+class Line:
+    """One line: its points, and their intervals where there are any. `published`: not measured here."""
+
+    name: str
+    x: tuple[Any, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
+    pair: int | None = None
+    """Lines with the same number belong together: one colour, the second dashed."""
+    published: bool = False
 
 
-def _certain(survey: Survey, ax: Any) -> None:
-    _line(ax, survey.certain("group"), "group", "share", "all heads")
-    ax.set(xlabel="tokens", ylabel="share of readings that are certain", ylim=(0, 1.02))
+@dataclass(frozen=True)
+class Figure:
+    """A figure as data, for matplotlib and for the page alike."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    most: float | None = None
+    """Where the axis ends; None: where the data does. It begins at 0."""
 
 
-def _certain_by_layer(survey: Survey, ax: Any) -> None:
-    _line(ax, survey.certain("layer"), "layer", "share", "all heads")
-    ax.set(xlabel="layer", ylabel="share of readings that are certain", ylim=(0, 1.02))
+def _line(frame: pd.DataFrame, x: str, y: str, name: str, scale: float = 1.0, pair: int | None = None) -> Line:
+    """A line with its interval."""
+    values, low, high = (tuple((scale * frame[column]).tolist()) for column in (y, "low", "high"))
+    return Line(name, tuple(frame[x].tolist()), values, low, high, pair)
 
 
-def _r_by_length(survey: Survey, ax: Any) -> None:
-    for layer, part in survey.mean("r", "layer", "group").groupby("layer"):
-        _line(ax, part, "group", "mean", f"layer {layer}")
-    ax.set(xlabel="tokens", ylabel="r of raw and effective attention")
+def _published(name: str, values: Sequence[float]) -> Line:
+    return Line(f"{name}, {PUBLISHED}", tuple(range(12)), tuple(values), published=True)
 
 
-def _special(survey: Survey, ax: Any) -> None:
+def _certain(survey: Survey) -> Figure:
+    line = _line(survey.certain("group"), "group", "share", "all heads")
+    title = "How many readings are certain, by length"
+    return Figure(title, "tokens", "share of readings that are certain", (line,), 1.02)
+
+
+def _certain_by_layer(survey: Survey) -> Figure:
+    line = _line(survey.certain("layer"), "layer", "share", "all heads")
+    title = "How many readings are certain, by layer"
+    return Figure(title, "layer", "share of readings that are certain", (line,), 1.02)
+
+
+def _r_by_length(survey: Survey) -> Figure:
+    lines = tuple(
+        _line(part, "group", "mean", f"layer {layer}")
+        for layer, part in survey.mean("r", "layer", "group").groupby("layer")
+    )
+    return Figure("Raw and effective attention, by length", "tokens", "r of raw and effective attention", lines)
+
+
+def _special(survey: Survey) -> Figure:
     frame = survey.attention_to("layer")
-    for kind, colour in (("start", "C0"), ("end", "C1"), ("punctuation", "C2"), ("rest", "C3")):
-        for side, dash in (("raw", "-"), ("effective", "--")):
-            part = frame[(frame["type"] == kind) & (frame["side"] == side)]
-            _line(ax, part, "layer", "mean", f"{kind}, {side}", color=colour, ls=dash)
-    ax.set(xlabel="layer", ylabel="attention to this type of token")
+    lines = tuple(
+        _line(frame[(frame["type"] == kind) & (frame["side"] == side)], "layer", "mean", f"{kind}, {side}", pair=number)
+        for number, kind in enumerate(("start", "end", "punctuation", "rest"))
+        for side in ("raw", "effective")
+    )
+    title = "What attention goes to, raw and effective"
+    return Figure(title, "layer", "attention to this type of token", lines)
 
 
-def _own_share(survey: Survey, ax: Any) -> None:
-    for method in ("alti", "hta"):
-        if f"{method}_own_median" in survey.layers.columns:
-            frame = survey.mean(f"{method}_own_median", "layer")
-            _line(ax, frame.assign(layer=frame["layer"] + 1), "layer", "mean", method.upper(), 100)
-    ax.plot(range(1, 13), OWN_SHARE, color="0.6", ls=":", label=f"HTA, {PUBLISHED}")
-    ax.set(xlabel="layer", ylabel="own-token share, % (median of a text)")
+def _own_share(survey: Survey) -> Figure:
+    lines = tuple(
+        _line(survey.mean(f"{method}_own_median", "layer"), "layer", "mean", method.upper(), 100)
+        for method in ("alti", "hta")
+        if f"{method}_own_median" in survey.layers.columns
+    )
+    published = _published("HTA", OWN_SHARE)
+    return Figure(
+        "How much of a token is its own", "layer", "own-token share, % (median of a text)", (*lines, published)
+    )
 
 
-def _not_largest(survey: Survey, ax: Any) -> None:
-    for method in ("alti", "hta"):
-        if f"{method}_beaten" in survey.layers.columns:
-            frame = survey.share_of_tokens(f"{method}_beaten")
-            _line(ax, frame.assign(layer=frame["layer"] + 1), "layer", "share", method.upper(), 100)
-    ax.plot(range(1, 13), NOT_LARGEST, color="0.6", ls=":", label=f"HTA, {PUBLISHED}")
-    ax.set(xlabel="layer", ylabel="P̃: tokens that are not their own largest part, %")
+def _not_largest(survey: Survey) -> Figure:
+    lines = tuple(
+        _line(survey.share_of_tokens(f"{method}_beaten"), "layer", "share", method.upper(), 100)
+        for method in ("alti", "hta")
+        if f"{method}_beaten" in survey.layers.columns
+    )
+    label = "P̃: tokens that are not their own largest part, %"
+    return Figure("Tokens that others contribute more to", "layer", label, (*lines, _published("HTA", NOT_LARGEST)))
 
 
-def _tokens(survey: Survey, ax: Any) -> None:
-    for metric in ("cosine", "l2"):
-        frame = survey.share_of_tokens(f"tokens_{metric}")
-        _line(ax, frame.assign(layer=frame["layer"] + 1), "layer", "share", f"naive, {metric}")
-    ax.plot(range(1, 13), NAIVE_COSINE, color="0.6", ls=":", label=f"naive, cosine, {PUBLISHED}")
-    ax.set(xlabel="layer", ylabel="tokens identified", ylim=(0, 1.02))
+def _tokens(survey: Survey) -> Figure:
+    lines = tuple(
+        _line(survey.share_of_tokens(f"tokens_{metric}"), "layer", "share", f"naive, {metric}")
+        for metric in ("cosine", "l2")
+    )
+    published = _published("naive, cosine", NAIVE_COSINE)
+    return Figure(
+        "Can the token still be told from its state?", "layer", "tokens identified", (*lines, published), 1.02
+    )
 
 
-def _distance(survey: Survey, ax: Any) -> None:
-    for index, (name, _, _) in enumerate(DISTANCES):
-        _line(ax, survey.mean(f"alti_{distance_name(index)}", "layer"), "layer", "mean", f"{name} neighbour", 100)
-    ax.set(xlabel="layer", ylabel="share by distance, % (ALTI)")
+def _distance(survey: Survey) -> Figure:
+    lines = tuple(
+        _line(survey.mean(f"alti_{distance_name(index)}", "layer"), "layer", "mean", f"{name} neighbour", 100)
+        for index, (name, _, _) in enumerate(DISTANCES)
+    )
+    return Figure("Where the rest comes from, by distance", "layer", "share by distance, % (ALTI)", lines)
 
 
-def _offset(survey: Survey, ax: Any) -> None:
-    offsets = sorted(OFFSETS)
-    for layer, _ in survey.layers.groupby("layer"):
-        part = survey.layers[survey.layers["layer"] == layer]
-        ax.plot(
-            offsets, [part[f"alti_{offset_name(o)}"].mean() for o in offsets], marker="o", ms=3, label=f"layer {layer}"
-        )
-    ax.set(xlabel="offset (input − hidden)", ylabel="mean share of one token (ALTI)")
+def _offset(survey: Survey) -> Figure:
+    offsets = tuple(sorted(OFFSETS))
+    lines = tuple(
+        Line(f"layer {layer}", offsets, tuple(float(part[f"alti_{offset_name(o)}"].mean()) for o in offsets))
+        for layer, part in survey.layers.groupby("layer")
+    )
+    title = "Where the rest comes from, by offset"
+    return Figure(title, "offset (input − hidden)", "mean share of one token (ALTI)", lines)
 
 
-FIGURES: dict[str, tuple[str, str, Callable[[Survey, Any], None]]] = {
-    "certain": ("certain", "How many readings are certain, by length", _certain),
-    "certain-by-layer": ("certain", "How many readings are certain, by layer", _certain_by_layer),
-    "r-by-length": ("r", "Raw and effective attention, by length", _r_by_length),
-    "token-types": ("r", "What attention goes to, raw and effective", _special),
-    "own-share": ("alti_own", "How much of a token is its own", _own_share),
-    "not-largest": ("alti_own", "Tokens that others contribute more to", _not_largest),
-    "distance": ("alti_own", "Where the rest comes from, by distance", _distance),
-    "offset": ("alti_own", "Where the rest comes from, by offset", _offset),
-    "tokens": ("tokens_cosine", "Can the token still be told from its state?", _tokens),
+FIGURES: dict[str, tuple[str, Callable[[Survey], Figure]]] = {
+    "certain": ("certain", _certain),
+    "certain-by-layer": ("certain", _certain_by_layer),
+    "r-by-length": ("r", _r_by_length),
+    "token-types": ("r", _special),
+    "own-share": ("alti_own", _own_share),
+    "not-largest": ("alti_own", _not_largest),
+    "distance": ("alti_own", _distance),
+    "offset": ("alti_own", _offset),
+    "tokens": ("tokens_cosine", _tokens),
 }
-"""By name: a column it needs, its title, and how it is drawn."""
+"""By name: a column it needs, and how it is made."""
 
 
 def available(survey: Survey) -> list[str]:
     """The figures whose columns this survey has."""
     have = {*survey.heads.columns, *survey.layers.columns}
-    return [name for name, (column, _, _) in FIGURES.items() if column in have]
+    return [name for name, (column, _) in FIGURES.items() if column in have]
 
 
-def plot(survey: Survey, figure: str, ax: Any = None) -> Any:
+def figure(survey: Survey, name: str) -> Figure:
+    """One figure of the survey, as data."""
+    if name not in available(survey):
+        raise InputError(f"this survey has no figure {name!r}; it has: {', '.join(available(survey))}.")
+    return FIGURES[name][1](survey)
+
+
+def plot(survey: Survey, name: str, ax: Any = None) -> Any:
     """Draw one figure; returns the Axes."""
-    if figure not in available(survey):
-        raise InputError(f"this survey has no figure {figure!r}; it has: {', '.join(available(survey))}.")
-    _, title, draw = FIGURES[figure]
+    drawn = figure(survey, name)
     ax = new_axes() if ax is None else ax
-    draw(survey, ax)
-    ax.set_title(title)
-    if len(ax.get_legend_handles_labels()[0]) > 1:
+    for line in drawn.lines:
+        words = any(isinstance(v, str) for v in line.x)
+        at = range(len(line.x)) if words else line.x
+        style: dict[str, Any] = {"color": "0.6", "ls": ":"} if line.published else {"marker": "o", "ms": 3}
+        if line.pair is not None:
+            style |= {"color": f"C{line.pair}", "ls": "--" if line.name.endswith("effective") else "-"}
+        shown = ax.plot(at, line.y, label=line.name, **style)[0]
+        if line.low is not None and line.high is not None:
+            ax.fill_between(at, line.low, line.high, alpha=0.2, color=shown.get_color())
+        if words:
+            ax.set_xticks(list(at), list(line.x))
+    ax.set(xlabel=drawn.x_label, ylabel=drawn.y_label, title=drawn.title)
+    if drawn.most is not None:
+        ax.set_ylim(0, drawn.most)
+    if len(drawn.lines) > 1:
         ax.legend(fontsize=7)
     return ax
