@@ -7,7 +7,7 @@ from typing import Any
 
 from whence.errors import InputError
 from whence.faithful.result import Faithfulness
-from whence.reporting.attention import plain
+from whence.reporting.attention import json_value
 from whence.surveys.card import badge_text, paragraph
 from whence.surveys.figures import Figure, available, figure
 from whence.surveys.result import Survey
@@ -68,7 +68,7 @@ def _methods(result: Faithfulness) -> dict[str, Any]:
     signed = {True: "yes", False: "no"}
     rows = [
         [row["method"], signed.get(row["signed"], ""), REMOVED.get(row["operator"], row["operator"])]
-        + [plain(float(row[name])) for name in names]
+        + [json_value(float(row[name])) for name in names]
         for row in result.table().to_dict("records")
     ]
     note = (
@@ -86,7 +86,7 @@ def _curves(result: Faithfulness, operator: str) -> dict[str, Any]:
     for number, method in enumerate(order):
         for direction in DIRECTIONS:
             one = frame[(frame["method"] == method) & (frame["removed"] == direction)]
-            line = {"name": method, "values": [plain(float(v)) for v in one["output"]], "pair": number}
+            line = {"name": method, "values": [json_value(float(v)) for v in one["output"]], "pair": number}
             lines.append({**line, "second": direction == DIRECTIONS[1], "published": method == RANDOM})
     watched = "logit(target) − logit(foil)" if result.settings.get("foil") else "p(target)"
     share = frame[frame["method"] == order[0]]["share"].unique()
@@ -99,7 +99,7 @@ def _curves(result: Faithfulness, operator: str) -> dict[str, Any]:
         "x_label": "words removed, %",
         "y_label": f"mean {watched}",
         "lines": lines,
-        "least": plain(float(frame["output"].min())) if result.settings.get("foil") else 0.0,
+        "least": json_value(float(frame["output"].min())) if result.settings.get("foil") else 0.0,
         "most": None,
     }
 
@@ -108,7 +108,7 @@ def _worst(result: Faithfulness) -> dict[str, Any]:
     best = next(m for m in result.table()["method"] if m != RANDOM)
     frame = result.per_text()
     mean = frame[frame["method"] == best].groupby(["number", "text"])["delta"].mean().sort_values().head(WORST)
-    rows = [[int(number), str(text)[:300], plain(float(delta))] for (number, text), delta in mean.items()]
+    rows = [[int(number), str(text)[:300], json_value(float(delta))] for (number, text), delta in mean.items()]
     return _table("Where the best method is worst", "worst", ["number", "text", f"Δ of {best}"], rows, wide=True)
 
 
@@ -148,7 +148,7 @@ def _sentences(text: str) -> list[str]:
 
 def _heads(survey: Survey) -> dict[str, Any]:
     frame = survey.verdict()
-    rows = [[plain(v) if isinstance(v, float) else _cell(v) for v in row] for row in frame.itertuples(index=False)]
+    rows = [[json_value(v) if isinstance(v, float) else _cell(v) for v in row] for row in frame.itertuples(index=False)]
     note = (
         f"Certain to ε = {survey.settings['epsilon']:g}. A head is to be read when at least 95 % of its rows that are "
         "neither unique nor flat are certain, not to be read below half; rows are pooled, intervals are over texts. "
@@ -166,7 +166,7 @@ def _chart(name: str, drawn: Figure) -> dict[str, Any]:
 
         def spread(values: Sequence[float] | None, at: Sequence[Any] = line.x) -> list[float | None] | None:
             known = None if values is None else dict(zip(at, values, strict=True))
-            return None if known is None else [plain(float(known[x])) if x in known else None for x in labels]
+            return None if known is None else [json_value(float(known[x])) if x in known else None for x in labels]
 
         ends = {"low": spread(line.low), "high": spread(line.high)}
         about = {"pair": line.pair, "second": line.name.endswith("effective"), "published": line.published}
