@@ -27,7 +27,7 @@ function cell(value, first, kind) {
 
 function tableCard(about) {
   const kinds = about.columns.map((_, i) => kindOf(about.rows, i));
-  const table = h("table", { class: `data run-table${about.wide ? " wide" : ""}` },
+  const table = h("table", { class: `data run-table${about.wraps ? " wide" : ""}` },
     h("thead", {}, h("tr", {}, about.columns.map((c, i) => h("th", { scope: "col", class: kinds[i] === "words" ? undefined : "num" }, visible(c))))),
     h("tbody", {}, about.rows.map((row) => h("tr", {}, row.map((value, i) => cell(value, i === 0, kinds[i]))))));
   const holder = scroller(about.title, table);

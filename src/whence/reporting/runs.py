@@ -21,12 +21,12 @@ RANDOM = "random"
 
 def runs_data(runs: Iterable[Faithfulness | Survey]) -> list[dict[str, Any]]:
     """Every run, each with a name of its own in the address of the page."""
-    found = [run_data(run) for run in runs]
-    for number, one in enumerate(found):
-        if any(one["name"] == other["name"] for other in found[:number]):
+    entries = [run_data(run) for run in runs]
+    for number, one in enumerate(entries):
+        if any(one["name"] == other["name"] for other in entries[:number]):
             one["name"] = f"{one['name']}-{number + 1}"
             one["title"] = f"{one['title']} {number + 1}"
-    return found
+    return entries
 
 
 def run_data(run: Faithfulness | Survey) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _worst(result: Faithfulness) -> dict[str, Any]:
     frame = result.per_text()
     mean = frame[frame["method"] == best].groupby(["number", "text"])["delta"].mean().sort_values().head(WORST)
     rows = [[int(number), str(text)[:300], json_value(float(delta))] for (number, text), delta in mean.items()]
-    return _table("Where the best method is worst", "worst", ["number", "text", f"Δ of {best}"], rows, wide=True)
+    return _table("Where the best method is worst", "worst", ["number", "text", f"Δ of {best}"], rows, wraps=True)
 
 
 # --- surveys ---------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def survey_data(survey: Survey) -> dict[str, Any]:
         rows = [[int(n), str(reason)] for n, reason in failed.head(FAILURES).itertuples(index=False)]
         cards.append(
             _table(
-                f"Texts that could not be measured: {len(failed)}", "failed", ["text", "reason"], rows, note, wide=True
+                f"Texts that could not be measured: {len(failed)}", "failed", ["text", "reason"], rows, note, wraps=True
             )
         )
     run = {**settings, **survey.identity.hashes, **survey.identity.versions}
@@ -190,14 +190,14 @@ def _chart(name: str, drawn: Figure) -> dict[str, Any]:
 
 
 def _table(
-    title: str, name: str, columns: list[str], rows: list[list[Any]], note: str | None = None, wide: bool = False
+    title: str, name: str, columns: list[str], rows: list[list[Any]], note: str | None = None, wraps: bool = False
 ) -> dict[str, Any]:
-    return {"kind": "table", "id": name, "title": title, "note": note, "columns": columns, "rows": rows, "wide": wide}
+    return {"kind": "table", "id": name, "title": title, "note": note, "columns": columns, "rows": rows, "wraps": wraps}
 
 
 def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     rows = [[str(name), str(value)] for name, value in settings.items()]
-    return _table("What was run", "settings", ["setting", "value"], rows, wide=True)
+    return _table("What was run", "settings", ["setting", "value"], rows, wraps=True)
 
 
 def _cell(value: Any) -> Any:
