@@ -12,7 +12,7 @@ import whence
 from tests.faithful.faithful_models import CONFIG, shaken
 from tests.faithful.test_faithfulness import constant
 from whence.errors import InputError
-from whence.faithful.controls import AttentionControls, _jsd, tau
+from whence.faithful.controls import AttentionControls, _jsd, _nearly_equal, tau
 from whence.model.load import Model
 from whence.reading.rerun.substitution import Replace
 
@@ -46,6 +46,44 @@ def test_what_the_controls_say(found: AttentionControls) -> None:
     said = " ".join(found.verdict())
     assert "Uniform attention in the last layer keeps" in said
     assert "Kendall τ of attention with gradients" in said
+
+
+def test_the_nearly_equal_row_is_within_its_tolerance(classifier: Model, found: AttentionControls) -> None:
+    trace = whence.trace(classifier, TEXTS[0])
+    last, tolerance = trace[1], 0.05
+    rows = _nearly_equal(last, 0, tolerance, seed=0).double()
+    assert torch.allclose(rows.sum(-1), torch.ones(len(rows), dtype=torch.float64), atol=1e-6)
+    assert float(rows.min()) >= 0
+    for place, row in enumerate(rows):
+        values = last.values[place].double()
+        own = last.attention[place, 0].double() @ values
+        moved = (row @ values - own).abs().max() / own.square().mean().sqrt()
+        assert float(moved) <= tolerance * (1 + 1e-4)
+    # The exact set is a part of the set within the tolerance, so that more room moves the row at least as far.
+    wider = whence.attention_controls(classifier, TEXTS[:1], permutations=1, budget=0.5, tolerance=0.5)
+    assert wider.texts[0].near_jsd > found.texts[0].near_jsd
+    assert "within 50%" in " ".join(wider.verdict())
+    with pytest.raises(InputError, match="tolerance=0"):
+        whence.attention_controls(classifier, TEXTS[:1], tolerance=0.0)
+
+
+def test_a_model_trained_with_uniform_attention(classifier: Model) -> None:
+    with pytest.raises(InputError, match="--variant uniform"):
+        whence.attention_controls(classifier, TEXTS, trained_uniform=classifier)
+    config = whence.IdentifiableConfig(
+        vocab_size=CONFIG["vocab_size"], hidden_size=12, num_attention_heads=2, num_hidden_layers=1, intermediate_size=16,
+        max_position_embeddings=40, attention="uniform",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    control = Model(shaken(whence.IdentifiableForSequenceClassification(config)), classifier.tokenizer, name="control")
+    found = whence.attention_controls(classifier, TEXTS, permutations=1, budget=0.5, trained_uniform=control)
+    expected = []
+    for text in TEXTS:
+        ids = classifier.tokenizer(text, return_tensors="pt")
+        own, theirs = (m.model(input_ids=ids["input_ids"]).logits.argmax() for m in (classifier, control))
+        expected.append(bool(own == theirs))
+    assert [t.label_trained for t in found.texts] == expected
+    assert f"gives {sum(expected)} of 2 of these labels" in " ".join(found.verdict())
 
 
 def test_tau_and_jsd() -> None:
