@@ -69,6 +69,19 @@ def test_states_are_those_of_the_trace(tiny: Any, corpus40: list[str], family: s
             start += len(found)
 
 
+@pytest.mark.parametrize("family", ["jamba", "lfm2"])
+def test_states_of_a_model_that_mixes_before_its_first_attention(tiny: Any, corpus40: list[str], family: str) -> None:
+    model = tiny(family)
+    read = corpus(model, corpus40[:4])
+    with Store() as store:
+        collect(model, read, store, None, batch_size=2)
+        ids = [model.tokenizer(sequence[0])["input_ids"] for sequence in read.sequences]
+        words = model.model.get_input_embeddings().weight[torch.tensor(sum(ids, []))]
+        assert torch.allclose(store[0], words.detach(), atol=1e-6)  # not what is left of them after the mixing layer
+        last = trace(model, read.sequences[-1][0], keep=("states",)).states[-1]
+        assert torch.allclose(store[len(store) - 1][-len(last) :], last, atol=1e-4)
+
+
 @pytest.mark.parametrize("layers", [[3], [-1], []])
 def test_wrong_layers(tiny: Any, corpus40: list[str], layers: list[int]) -> None:
     with Store() as store, pytest.raises(InputError, match="hidden states 0 … 2"):

@@ -82,7 +82,8 @@ def hidden_token_attribution(
     the summed outputs, which some code uses, nearly vanishes after a LayerNorm.
     of: "states", every block's output, or "heads", every head's output (Pascual et al. 2021's global attention).
     embeddings: with respect to x "after" the embedding norm or "before" it; the same where the model has none, and
-    refused where something else comes between that norm and the first block.
+    refused where something else comes between that norm and the first block. Where tokens mix before the first block
+    with attention (state-space layers, convolutions), x is the word embeddings, and the settings say "words".
     attention: "encoder" of an encoder–decoder. memory: what the sweep may hold at once.
 
     >>> import whence
@@ -110,6 +111,13 @@ def hidden_token_attribution(
     count = width if mode == "exact" else min(probes, width)
     budget = as_bytes(memory)
     sweep = prepare(trace, chosen, stack, budget, count)
+    if sweep.runner.words is not None:
+        if embeddings == "before":
+            raise InputError(
+                f"embeddings='before': {chosen.name} mixes tokens before its first block with attention, so that attribution "
+                "is to the word embeddings themselves. Leave embeddings= out."
+            )
+        embeddings = "words"
     before = _embedding_norm(trace, chosen, stack) if embeddings == "before" else None
     first, second = _squared(sweep, n, width, count, mode, seed, of == "heads", before, budget, progress)
     mean, error = _estimate(first, second, count, width)

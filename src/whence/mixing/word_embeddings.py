@@ -19,6 +19,7 @@ from whence.reading.capture.attach import accepted
 from whence.reading.capture.untouched import evaluating
 from whence.reading.rerun.replay import repeated
 from whence.reading.rerun.run import on_device
+from whence.reading.rerun.word_embeddings import word_embedding
 from whence.results.labels import Tokens
 
 
@@ -40,7 +41,7 @@ class EmbeddedText:
             torch.zeros(1, *_shape(prediction)), output
         )  # refuses what cannot be explained before it costs
         inputs = accepted(model.model, on_device(model, prediction.trace.inputs))
-        layer, embedded = _word_embedding(model.model, inputs)
+        layer, embedded = word_embedding(model.model, inputs)
         return cls(prediction, layer, embedded, inputs, output)
 
     @property
@@ -93,32 +94,6 @@ def _repeated(inputs: Mapping[str, Any], times: int) -> dict[str, Any]:
     """Tensors repeated in a batch, settings as they are."""
     tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
     return {**inputs, **repeated(tensors, times)}
-
-
-def _word_embedding(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[nn.Module, Tensor]:
-    """The layer that turns this text's ids into vectors, and what it gives, (1, n, d)."""
-    ids = inputs.get("input_ids")
-    if not isinstance(ids, Tensor):
-        raise InputError("gradient and perturbation methods explain texts: these inputs have no input_ids.")
-    layers: list[tuple[nn.Module, Tensor]] = []
-
-    def watch(module: nn.Module, args: Any, output: Any) -> None:
-        given = args[0] if args else None
-        if layers or not isinstance(given, Tensor) or not isinstance(output, Tensor) or output.dim() != 3:
-            return
-        if given.dtype == ids.dtype and given.shape == ids.shape == output.shape[:2] and torch.equal(given, ids):
-            layers.append((module, output.detach()))  # the innermost layer is the first to be done
-
-    hooks = [module.register_forward_hook(watch) for module in model.modules()]
-    try:
-        with evaluating(model), torch.no_grad():
-            model(**inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not layers:
-        raise InputError("no layer of the model turns the token ids into vectors, so gradients cannot be read there.")
-    return layers[0]
 
 
 @contextmanager

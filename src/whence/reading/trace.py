@@ -91,7 +91,10 @@ class Stack:
 
     @property
     def states(self) -> Tensor:
-        """[layer + 1, token, d]: the hidden states; 0 is what the first block reads, l + 1 what block l gives."""
+        """[layer + 1, token, d]: the hidden states; 0 is what the first block with attention reads, l + 1 what block l gives.
+
+        0 is the embeddings, unless a state-space or convolution layer mixes tokens before that block (`Trace.mixes`).
+        """
         first = self.layers[0].block_input
         return torch.stack([first, *(layer.block_output for layer in self.layers)])
 

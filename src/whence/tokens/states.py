@@ -14,6 +14,11 @@ from torch import Tensor
 
 from whence.errors import InputError, UnavailableError
 from whence.model.load import Model
+from whence.reading.capture.attach import accepted
+from whence.reading.inputs import Prepared
+from whence.reading.rerun.run import on_device, prove_model
+from whence.reading.rerun.word_embeddings import word_embedding, word_start
+from whence.reading.trace import Stack, Trace
 from whence.reading.tracing import trace
 from whence.results.labels import Tokens
 from whence.results.progress import Step, silent
@@ -139,7 +144,7 @@ def collect(
     double = bool(getattr(getattr(body.model, "config", None), "is_encoder_decoder", False))
     tokens: list[Tokens] = []
     chosen: tuple[int, ...] = ()
-    causal = False
+    causal = words_first = False
     sequences = texts.sequences
     for start in range(0, len(sequences), batch_size):
         group = sequences[start : start + batch_size]
@@ -153,13 +158,22 @@ def collect(
                 raise InputError("attention='cross' has no hidden states of its own: choose 'encoder' or 'decoder'.")
             states = stack.states
             if not tokens:
+                words_first = one.mixes is not None and _mixes_first(body, one, stack)
                 chosen = _layers(layers, len(states) - 1, model.name)
                 causal = any(layer.causal for layer in stack)
+            if words_first:  # what the first block with attention reads is no embedding of one token
+                inputs = accepted(body.model, on_device(body, one.inputs))
+                states = torch.cat([word_embedding(body.model, inputs)[1].to(states), states[1:]])
             store.add(states[[0, *chosen]])
             tokens.append(stack.tokens)
         step("Running the model", len(tokens), len(sequences))
     store.finish()
     return tokens, chosen, causal
+
+
+def _mixes_first(model: Model, text: Trace, stack: Stack) -> bool:
+    proof = prove_model(model, Prepared(dict(text.inputs), text.tokens))
+    return word_start(text, model, proof, stack) is not None
 
 
 def _layers(wanted: Sequence[int] | None, last: int, name: str) -> tuple[int, ...]:

@@ -45,12 +45,13 @@ class Runner:
     inputs: Mapping[str, Tensor]
     sites: tuple[AttentionSite, ...]
     layers: tuple[Layer, ...]
+    words: Handle | None = None  # where directions start, if not at what the first block reads
     custom: set[str] = field(default_factory=set, compare=False)  # operations that had to be opened
 
     def _stepping(self, outputs: dict[int, Tensor], step: Tensor) -> dict[Handle, TensorChange]:
         """`step` added to the embeddings, and every block's output noted down."""
         changes = self._watching(outputs)
-        start = block_handles(self.sites[0])[0]
+        start = self.words if self.words is not None else block_handles(self.sites[0])[0]
         changes[start] = _then(changes.get(start), lambda t: t + step)
         return changes
 

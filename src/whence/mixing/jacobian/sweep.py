@@ -21,6 +21,7 @@ from whence.mixing.jacobian.scores import Cap, Scores, candidates
 from whence.model.load import Model
 from whence.reading.inputs import Prepared
 from whence.reading.rerun.run import prove_model
+from whence.reading.rerun.word_embeddings import word_start
 from whence.reading.trace import Stack, Trace
 from whence.reading.wiring.block_tail import read_blocks
 from whence.reading.wiring.op_graph import deviation
@@ -66,7 +67,8 @@ class Sweep:
 def prepare(trace: Trace, model: Model, stack: Stack, budget: int, count: int) -> Sweep:
     """The fastest way through this trace that is proved to be right."""
     proof = prove_model(model, Prepared(dict(trace.inputs), trace.tokens))
-    runner = Runner(model, proof, dict(trace.inputs), proof.of(stack.name)[: len(stack)], stack.layers)
+    words = word_start(trace, model, proof, stack)
+    runner = Runner(model, proof, dict(trace.inputs), proof.of(stack.name)[: len(stack)], stack.layers, words)
     way = ""
     for folds, way in _folds(trace, model, proof, stack, runner, budget, count):
         if not folds:
