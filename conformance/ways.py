@@ -260,7 +260,7 @@ def compare(found: Trace, use: Use, expected: Tensor) -> tuple[str, str]:
     if ours is None or ours.shape != rows.shape or not _close(ours, rows, use.tolerance):
         return WRONG, "logits differ from those of a plain pass"
     for name, stack in found.stacks.items():
-        others = use.shown.attention(name, len(found.stacks))
+        others = None if use.shown is None else use.shown.attention(name, len(found.stacks))
         if others is None and use.reference is not None:
             others = list(use.reference.stacks[name].attention)
         if others is not None and not _close(stack.attention, torch.stack(others), use.tolerance):

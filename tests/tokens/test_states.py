@@ -75,8 +75,8 @@ def test_states_of_a_model_that_mixes_before_its_first_attention(tiny: Any, corp
     read = corpus(model, corpus40[:4])
     with Store() as store:
         collect(model, read, store, None, batch_size=2)
-        ids = [model.tokenizer(sequence[0])["input_ids"] for sequence in read.sequences]
-        words = model.model.get_input_embeddings().weight[torch.tensor(sum(ids, []))]
+        ids = [i for sequence in read.sequences for i in model.tokenizer(sequence[0])["input_ids"]]
+        words = model.model.get_input_embeddings().weight[torch.tensor(ids)]
         assert torch.allclose(store[0], words.detach(), atol=1e-6)  # not what is left of them after the mixing layer
         last = trace(model, read.sequences[-1][0], keep=("states",)).states[-1]
         assert torch.allclose(store[len(store) - 1][-len(last) :], last, atol=1e-4)

@@ -61,9 +61,9 @@ def word_start(trace: Trace, model: Model, proof: Proof, stack: Stack) -> Handle
     words = Handle(name, 0, "out", (), False)
 
     def read(move: Tensor) -> Tensor:
-        with evaluating(model.model), picking_up(model.model, [first]) as states:
-            with touching(model.model, {words: lambda t: t + move}):
-                model.model(**inputs)
+        changes = {words: lambda t: t + move}
+        with evaluating(model.model), picking_up(model.model, [first]) as states, touching(model.model, changes):
+            model.model(**inputs)
         return states[first][0].detach()
 
     n = embedded.shape[1]
