@@ -34,6 +34,10 @@ def picture(name: str, axes: Any, alt: str) -> str:
     return f"![{alt}]({name}.svg)"
 
 
-def command(text: str, needs: str) -> str:
-    """A command to copy; the tests of the documentation run it where the model that it needs is there."""
-    return f"<!-- needs: {needs} -->\n```sh\n{text}\n```"
+def command(text: str, needs: str | None = None, *, installs: str | None = None) -> str:
+    """A command to copy; the tests of the documentation run it where the model that it needs is there.
+
+    `installs`: it is not run, for it installs that.
+    """
+    note = f"needs: {needs}" if installs is None else f"not run: installs {installs}"
+    return f"<!-- {note} -->\n```sh\n{text}\n```"

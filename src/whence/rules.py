@@ -210,14 +210,16 @@ class Linear:
 
 @dataclass(frozen=True)
 class Path:
-    """A monotone alignment of all queries to keys: dynamic time warping over −weights, filtered by a running median.
+    """A monotone alignment of all queries to keys: dynamic time warping over −weights.
 
     The matrix is not standardised: that would couple all rows (see `whence.align` for Whisper's own recipe). A query's
-    answer is the key where the path first reaches it. median: width of the filter over keys, odd; keys: how many of
-    the first keys take part (None: all); within: how many keys the answer may move and still count as the same.
+    answer is the key where the path first reaches it. median: width of a running median over keys, odd; 1, none: then the
+    range of the path is found exactly, by masses of stretches of keys, with a median only from intervals of single cells,
+    which are wide. keys: how many of the first keys take part (None: all); within: how many keys the answer may move and
+    still count as the same.
     """
 
-    median: int = 7
+    median: int = 1
     keys: int | None = None
     within: int = 0
 
@@ -269,7 +271,7 @@ def linear(costs: Sequence[float] | Tensor, *, at_least: float = 0.0) -> Linear:
     return Linear(costs, at_least)
 
 
-def path(*, median: int = 7, keys: int | None = None, within: int = 0) -> Path:
+def path(*, median: int = 1, keys: int | None = None, within: int = 0) -> Path:
     """A monotone alignment of the queries to the keys, by dynamic time warping."""
     return Path(median, keys, within)
 
@@ -291,8 +293,8 @@ def around_peak(width: int) -> Callable[[int, Tensor], list[int]]:
 def parse(text: str) -> Rule:
     """A rule as it is written on the command line.
 
-    `argmax`, `argmax:KEYS`, `mass:KEYS>=0.5`, `order:KEY>KEY`, `above:KEY>0.3`, `expected`, `expected:WITHIN`, `path`.
-    KEYS are positions, ranges of positions (3-9) and names, with commas between them.
+    `argmax`, `argmax:KEYS`, `mass:KEYS>=0.5`, `order:KEY>KEY`, `above:KEY>0.3`, `expected`, `expected:WITHIN`,
+    `path`, `path:MEDIAN`. KEYS are positions, ranges of positions (3-9) and names, with commas between them.
 
     >>> parse("mass:[CLS],[SEP],3-5>=0.4").keys
     ['[CLS]', '[SEP]', 3, 4, 5]
@@ -312,14 +314,14 @@ def parse(text: str) -> Rule:
             return above(_parse_keys(key)[0], float(threshold))
         if name == "expected":
             return expected(within=float(rest) if rest else None)
-        if name == "path" and not rest:
-            return path()
+        if name == "path":
+            return path(median=int(rest) if rest else 1)
     except (ValueError, IndexError) as problem:
         if isinstance(problem, InputError):
             raise
     raise InputError(
         f"the rule {text!r} is not understood; write argmax, argmax:KEYS, mass:KEYS>=0.5, order:KEY>KEY, above:KEY>0.3, "
-        "expected:WITHIN or path, with KEYS like 3,7-9,[CLS]."
+        "expected:WITHIN, path or path:MEDIAN, with KEYS like 3,7-9,[CLS]."
     )
 
 

@@ -12,21 +12,25 @@ import torch
 import whence
 from conformance.zoo import build
 from whence import rules
-from whence.attention.align import read_audio
+from whence.attention.recording import read_audio
 from whence.errors import InputError, UnavailableError
 from whence.model.load import Model
 
 
 @pytest.fixture(scope="module")
-def path():
+def bart():
     specimen = build("bart")
     generator = torch.Generator().manual_seed(0)
     inputs = {
         "input_ids": torch.randint(5, 60, (1, 30), generator=generator),
         "decoder_input_ids": torch.randint(5, 60, (1, 6), generator=generator),
     }
-    trace = whence.trace(Model(specimen.model), inputs)
-    return whence.decide(trace, rules.path(median=3), heads=[(0, 0), (1, 1)], attention="cross")
+    return whence.trace(Model(specimen.model), inputs)
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def path(request, bart):
+    return whence.decide(bart, rules.path(median=request.param), heads=[(0, 0), (1, 1)], attention="cross")
 
 
 def test_the_path_rule_aligns_checks_and_is_verified(path):
@@ -36,8 +40,9 @@ def test_the_path_rule_aligns_checks_and_is_verified(path):
     assert bool((path.earliest <= path.plain).all())
     assert bool((path.plain <= path.latest).all())
     assert torch.equal(path.plain, path.first)  # not standardised
+    assert any(outcome is not None for outcome in path.verifications)
     for outcome in path.verifications:
-        assert outcome.logits < 1e-5
+        assert outcome is None or outcome.logits < 1e-5
     assert "refuted" in path.verdicts
     assert len(path.to_frame()) == len(path.sentences()) == 6
     assert path.plot().get_title()
@@ -47,6 +52,25 @@ def test_a_check_refuses_other_paths_and_other_rows(path):
     assert not replace(path, first=path.first + 1).check()
     assert not replace(path, early_rows=path.rows.roll(1, -1)).check()
     assert not replace(path, latest=path.latest - 1).check()
+    assert not replace(path, plain=path.plain + 1).check()
+    assert not replace(path, verdicts=("certified",) * len(path.names)).check()
+    assert not replace(path, late=path.late - 1).check()
+
+
+def test_without_a_model_no_time_is_called_refuted(bart, path):
+    again = whence.decide(bart, rules.path(median=path.median), heads=[(0, 0), (1, 1)], attention="cross", verify=False)
+    assert "refuted" not in again.verdicts
+    assert again.check()
+
+
+def test_a_path_that_is_unique_is_certified(bart):
+    """The first keys of a causal decoder's long values: rows of eight keys are unique, and so is their path."""
+    ids = torch.randint(5, 60, (1, 8), generator=torch.Generator().manual_seed(1))
+    trace = whence.trace(Model(build("bert").model), {"input_ids": ids})
+    found = whence.decide(trace, rules.path(within=1), heads=[(0, 0), (0, 1)])
+    assert set(found.verdicts) == {"certified"}
+    assert found.check()
+    assert "certified" in found.summary()
 
 
 def test_sounds_are_read_or_refused(tmp_path):
@@ -67,6 +91,8 @@ def test_sounds_are_read_or_refused(tmp_path):
         read_audio(np.zeros((2, 50)))
     with pytest.raises(InputError, match="feature extractor"):
         whence.align(Model(build("bart").model), np.zeros(16_000))
+    with pytest.raises(InputError, match="rows='after'"):
+        whence.align(Model(build("bart").model), np.zeros(16_000), rows="after")
 
 
 @pytest.mark.long

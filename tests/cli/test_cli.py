@@ -237,6 +237,8 @@ def test_get_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert main(["get", "--list"]) == 0
     out, err = capsys.readouterr()
     assert all(model.name in out for model in catalogue.MODELS)
+    for model in catalogue.MODELS:  # whole, in a window of 80 columns too
+        assert f"licence {model.licence}, from {model.source}" in out
     assert "whence get NAME" in err
     assert main(["get", "--list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)

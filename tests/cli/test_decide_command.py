@@ -60,7 +60,7 @@ def test_heads_and_rules_as_they_are_written():
     assert (parse("order:she>nurse").first, parse("order:she>nurse").second) == ("she", "nurse")
     assert parse("above:1.40 s>0.2").key == "1.40 s"
     assert parse("expected:2.5").within == 2.5
-    assert parse("path").median == 7
+    assert parse("path").median == 1
     for wrong in ("", "argmin", "mass:", "above:3", "order:3", "expected:x", "mass:3>=x"):
         with pytest.raises(InputError, match="not understood"):
             parse(wrong)

