@@ -62,11 +62,12 @@ def command(
         text = sys.stdin.read()
     with working(f"Reading {model}", quiet):
         from whence.model.load import load
+        from whence.model.memory import fixed
         from whence.reading.tracing import trace
 
         loaded = load(model, task)
         found = trace(loaded, text, pair, target, truncate=truncate)
-    with working("Looking for what is certain", quiet):
+    with working("Looking for what is certain", quiet), fixed(loaded.model):
         from whence.reporting.analysis import Analysis
 
         analysis = Analysis(found, epsilon=epsilon)

@@ -113,8 +113,11 @@ _FIXED: ContextVar[tuple[nn.Module, int] | None] = ContextVar("whence_fixed", de
 
 
 @contextmanager
-def fixed(model: nn.Module) -> Iterator[int]:
-    """Take the fingerprint once; it stands while the block runs."""
+def fixed(model: nn.Module | None) -> Iterator[int | None]:
+    """Take the fingerprint once; it stands while the block runs. None: there is no model to look at."""
+    if model is None:
+        yield None
+        return
     mark = fingerprint(model)
     token = _FIXED.set((model, mark))
     try:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from whence.attention.decide import Decisions
     from whence.faithful.result import Faithfulness
     from whence.mixing.mixture import Mixture
+    from whence.model.memory import fixed
     from whence.reading.trace import Trace
     from whence.reporting.analysis import Analysis
     from whence.reporting.document import Document
@@ -108,6 +109,7 @@ def report(
     >>> whence.report(whence.trace(whence.load(), "The bank raised its rates.")).findings[1][:23]
     'This text has 8 tokens '
     """
+    from whence.model.memory import fixed
     from whence.reading.trace import Trace
     from whence.reporting.analysis import Analysis
     from whence.reporting.document import build
@@ -126,7 +128,8 @@ def report(
             f"epsilon={epsilon!r}, but the analysis given is of "
             f"{'this' if analysis.trace is trace else 'another'} trace with epsilon={analysis.epsilon!r}: leave one of them out."
         )
-    with shown(progress) as step:
+    # The model is run dozens of times, and nobody changes it meanwhile: its weights are looked at once.
+    with shown(progress) as step, fixed(None if trace.model is None else trace.model.model):
         return Report(
             build(
                 trace,

@@ -46,19 +46,29 @@ def output_slack(row: Array, values: Array, tolerance: float) -> float:
 
 
 def proved_minimum(
-    costs: Array, duals: Array, row: Array, values: Array, slack: float, *, allowance: float = 1.0
+    costs: Array,
+    duals: Array,
+    row: Array,
+    values: Array,
+    slack: float,
+    *,
+    allowance: float = 1.0,
+    seen: npt.NDArray[np.bool_] | None = None,
 ) -> Array:
     """Rigorous lower bounds on min cᵀx over P, one for each (cost, dual) pair; no solver involved.
 
-    costs (k, n), duals (k, d_v), row (n,), values (n, d_v), slack δ ≥ 0. Each is uᵀo − δ‖u‖₁ + min_j(c_j − v_jᵀu) less
-    `allowance` times a bound on the rounding of these sums, the costs' own included. Reported bounds leave twice the
-    rounding, so that a later check, whose sums may run in another order, still proves them with once.
+    costs (k, n), duals (k, d_v), row (n,) or a row for each pair (k, n), values (n, d_v), slack δ ≥ 0. Each is
+    uᵀo − δ‖u‖₁ + min_j(c_j − v_jᵀu) less `allowance` times a bound on the rounding of these sums, the costs' own
+    included. Reported bounds leave twice the rounding, so that a later check, whose sums may run in another order, still
+    proves them with once. seen (k, n): the keys that each pair's row sees; None, all.
     """
     output = row @ values
-    price = duals @ values.T
+    reduced = costs - duals @ values.T
+    if seen is not None:
+        reduced = np.where(seen, reduced, np.inf)
     size = np.abs(duals) @ np.abs(values).max(axis=0, initial=0.0) + np.abs(costs).max(axis=1, initial=0.0)
-    rounding = allowance * 4 * (values.shape[1] + row.shape[0]) * EPS64 * (size + slack * np.abs(duals).sum(1))
-    bound = duals @ output - slack * np.abs(duals).sum(1) + (costs - price).min(axis=1)
+    rounding = allowance * 4 * sum(values.shape) * EPS64 * (size + slack * np.abs(duals).sum(1))
+    bound = (duals * output).sum(1) - slack * np.abs(duals).sum(1) + reduced.min(axis=1)
     return np.asarray(bound - rounding, dtype=np.float64)
 
 
@@ -89,6 +99,39 @@ def closed_form(
 
 
 @dataclass(frozen=True)
+class Constraints:
+    """The equalities of P as qᵀx = qᵀa, q (n, r) with orthogonal columns of length √n, the last of them 1.
+
+    The simplex method then works on a perfectly conditioned matrix, and a rank-deficient V costs nothing. Directions
+    below the rank tolerance are dropped: P only grows. dual_map (d_v, r): multipliers y of these equalities as u in the
+    units of the values; g = qy lies in span[V − 1μᵀ, 1], the part along 1 cancels in the bound, u = (V − 1μᵀ)⁺g.
+    rank: of [V, 1].
+    """
+
+    q: Array
+    dual_map: Array
+    rank: int
+
+    @classmethod
+    def of(cls, values: Array, eps: float) -> Constraints:
+        """From values (n, d_v); eps: `rank_eps` of the dtype that they came in."""
+        n = len(values)
+        scaled, scale = unit_scale(torch.from_numpy(values).unsqueeze(0))
+        body = scaled[0].numpy()
+        centred = body - body.mean(axis=0)
+        basis = column_basis(scaled, None, eps, "simplex")
+        if bool(basis.identified[0]):
+            u, s, _ = np.linalg.svd(np.column_stack([centred, np.ones(n)]), full_matrices=False)
+            q = u[:, s > s[0] * n * EPS64]
+        else:
+            q = basis.q[0].numpy()
+            q = q[:, np.abs(q).max(axis=0) > 0]
+        q = q * np.sqrt(n)
+        back = np.linalg.pinv(centred, rcond=max(body.shape) * EPS64) @ q
+        return cls(q, back / float(scale), int(basis.rank[0]))
+
+
+@dataclass(frozen=True)
 class Optimum:
     """One solved program: the vertex reached (n,), the dual u (d_v,) and the lower bound that u proves."""
 
@@ -102,40 +145,33 @@ class Polytope:
 
     row (n,) sums to 1, values (n, d_v): both float64 and restricted to the visible keys. perturbed: let the solver
     perturb bounds against cycling; without it thousands of programs of one head take half the steps, and one that
-    does not end is solved again with it.
+    does not end is solved again with it. constraints: those of the values, where they are known (tolerance 0).
     """
 
     def __init__(
-        self, row: Array, values: Array, *, tolerance: float = 0.0, eps: float = EPS64, perturbed: bool = True
+        self,
+        row: Array,
+        values: Array,
+        *,
+        tolerance: float = 0.0,
+        eps: float = EPS64,
+        perturbed: bool = True,
+        constraints: Constraints | None = None,
     ) -> None:
         self.row, self.values = row, values
         self.slack = output_slack(row, values, tolerance)
         n = len(row)
-        scaled, scale = unit_scale(torch.from_numpy(values).unsqueeze(0))
-        body = scaled[0].numpy()
-        self._centre = body.mean(axis=0)
-        self._scale = float(scale)
         if tolerance == 0.0:
-            # Orthonormal constraints: the simplex method then works on a perfectly conditioned matrix, and a
-            # rank-deficient V costs nothing. Directions below the rank tolerance are dropped: P only grows.
-            basis = column_basis(scaled, None, eps, "simplex")
-            if bool(basis.identified[0]):
-                u, s, _ = np.linalg.svd(np.column_stack([body - self._centre, np.ones(n)]), full_matrices=False)
-                q = u[:, s > s[0] * n * EPS64]
-            else:
-                q = basis.q[0].numpy()
-                q = q[:, np.abs(q).max(axis=0) > 0]
-            self._q = q * np.sqrt(n)
-            self._back = np.linalg.pinv(body - self._centre, rcond=max(body.shape) * EPS64) @ self._q
-            low = high = row @ self._q
-            matrix = self._q
-            self.rank = int(basis.rank[0])
+            self._constraints = constraints or Constraints.of(values, eps)
+            matrix, self.rank = self._constraints.q, self._constraints.rank
+            low = high = row @ matrix
         else:
-            spread = np.abs(body - self._centre).max(axis=0)
+            centred = values - values.mean(axis=0)
+            spread = np.abs(centred).max(axis=0)
             self._unit = np.where(spread > 0, spread, 1.0)
-            matrix = np.column_stack([(body - self._centre) / self._unit, np.ones(n)])
+            matrix = np.column_stack([centred / self._unit, np.ones(n)])
             middle = row @ matrix
-            room = np.append(self.slack / self._scale / self._unit, 0.0)
+            room = np.append(self.slack / self._unit, 0.0)
             low, high = middle - room, middle + room
             self.rank = 1
         self._tolerant = tolerance != 0.0
@@ -178,11 +214,14 @@ class Polytope:
         self._optimal = highspy.HighsModelStatus.kOptimal
         return highs
 
-    def minimum(self, cost: Array) -> Optimum:
-        """min cᵀx over P: the vertex, the dual and what the dual proves. cost (n,)."""
+    def minimum(self, cost: Array, seen: npt.NDArray[np.bool_] | None = None) -> Optimum:
+        """min cᵀx over P: the vertex, the dual and what the dual proves. cost (n,); seen (n,): as told to `move_to`."""
         vertex = self.vertex(cost)
         dual = self.dual()
-        bound = proved_minimum(cost[None], dual[None], self.row, self.values, self.slack, allowance=2.0)[0]
+        visible = None if seen is None else seen[None]
+        bound = proved_minimum(cost[None], dual[None], self.row, self.values, self.slack, allowance=2.0, seen=visible)[
+            0
+        ]
         return Optimum(vertex, dual, float(bound))
 
     def dual(self) -> Array:
@@ -213,7 +252,7 @@ class Polytope:
         The constraint matrix stays, so the last basis is still a good place to start from.
         """
         self.row = row
-        right = row @ self._q
+        right = row @ self._constraints.q
         index = np.arange(len(right), dtype=np.int32)
         self._highs.changeRowsBounds(len(right), index, right, right)
         self._highs.changeColsBounds(len(row), self._columns, np.zeros(len(row)), np.where(visible, np.inf, 0.0))
@@ -225,19 +264,25 @@ class Polytope:
     def _value_dual(self, row_dual: Array) -> Array:
         """The solver's multipliers turned into u ∈ R^{d_v}, in the units of the values as given."""
         if self._tolerant:
-            return np.asarray(row_dual[:-1] / self._unit / self._scale, dtype=np.float64)
-        # g = Qy lies in span[V − 1μᵀ, 1]; the part along 1 cancels in the bound, u = (V − 1μᵀ)⁺ g.
-        return np.asarray(self._back @ row_dual / self._scale, dtype=np.float64)
+            return np.asarray(row_dual[:-1] / self._unit, dtype=np.float64)
+        return np.asarray(self._constraints.dual_map @ row_dual, dtype=np.float64)
 
     def polished(self, vertex: Array) -> Array:
         """A vertex as an exact attention row: ≥ 0, sum 1, the equalities solved again on its support."""
-        x = np.clip(vertex, 0.0, None)
-        if not self._tolerant:
-            support = x > 1e-10
-            exact = np.zeros_like(x)
-            exact[support] = (
-                x[support] + np.linalg.lstsq(self._q[support].T, (self.row - x * support) @ self._q, rcond=None)[0]
-            )
-            if exact.min() >= 0.0:
-                x = exact
-        return np.asarray(x / x.sum(), dtype=np.float64)
+        if self._tolerant:
+            x = np.clip(vertex, 0.0, None)
+            return np.asarray(x / x.sum(), dtype=np.float64)
+        return polished(vertex, self.row, self._constraints.q)
+
+
+def polished(vertex: Array, row: Array, q: Array) -> Array:
+    """A point of P that a solver found, as an exact attention row: ≥ 0, sum 1, qᵀx = qᵀa solved again on its support."""
+    x = np.clip(vertex, 0.0, None)
+    for least in (1e-10, 1e-7):  # an interior point's zeros are small numbers
+        support = x > least
+        exact = np.zeros_like(x)
+        exact[support] = x[support] + np.linalg.lstsq(q[support].T, (row - x * support) @ q, rcond=None)[0]
+        if exact.min() >= 0.0 and np.abs((exact - row) @ q).max() <= np.abs((x - row) @ q).max():
+            x = exact
+            break
+    return np.asarray(x / x.sum(), dtype=np.float64)

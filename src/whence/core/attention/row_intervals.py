@@ -1,9 +1,11 @@
 """Row after row of one head: the exact interval of each of its heaviest weights, and the farthest alternative met.
 
-The same programs as in a certificate (methods 1.2), one model for the whole head: from row to row only the right side
-moves, from weight to weight only the objective. What is returned are numbers that a dual vector proves, each within
-`GAP` of a weight that some alternative attains; a row where that cannot be shown is left out. Every vertex on the way
-is another attention row with the same output: the one farthest from the row comes along.
+The same programs as in a certificate (methods 1.2), many rows at once by an interior-point method
+(`whence.core.attention.interior_point`); what that leaves unproved, and rows that see few keys, go to one warm-started
+simplex model for the whole head: from row to row only the right side moves, from weight to weight only the objective.
+What is returned are numbers that a dual vector proves, each within `GAP` of a weight that some alternative attains; a row
+where that cannot be shown is left out. Every point on the way is another attention row with the same output: the one
+farthest from the row comes along.
 """
 
 from __future__ import annotations
@@ -15,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whence.core.attention.polytope import Polytope, proved_minimum
-from whence.core.numerics.arrays import Booleans, Integers
-from whence.core.numerics.checks import as_row, check_pair, shape
+from whence.core.attention.interior_point import BATCH, InteriorPoint
+from whence.core.attention.polytope import Polytope, polished, proved_minimum
+from whence.core.numerics.arrays import Array, Booleans, Integers
+from whence.core.numerics.checks import as_rows, check_pair, shape
 from whence.core.numerics.masks import full_mask
-from whence.core.numerics.tolerances import rank_eps
+from whence.core.numerics.tolerances import GAP, rank_eps
 from whence.errors import InputError
 from whence.results.short_repr import short_repr
 
-GAP = 1e-6
 NO_KEY = -1
 
 
@@ -72,21 +74,103 @@ def row_intervals(
     mask = (
         full_mask(visible, *attention.shape) if visible is not None else torch.ones(attention.shape, dtype=torch.bool)
     )
-    solver: Polytope | None = None
-    values64 = values.detach().to(torch.float64).numpy()
+    head = _Head(as_rows(attention, values, mask).numpy(), values, mask.numpy())
+    some, size = [], max(1, BATCH // max(1, keys.shape[1]))
     for query in range(len(attention)) if rows is None else rows:
         if stop():
-            return
-        if not bool(mask[query].any()):
-            continue
-        row = as_row(attention[query], values, mask[query])[0].numpy()
-        seen = mask[query].numpy()
-        if solver is None:
-            solver = Polytope(row, values64, eps=rank_eps(values.dtype), perturbed=False)
-        solver.move_to(row, seen)
-        found = _solve(solver, query, keys[query].numpy(), seen)
-        if found is not None:
-            yield found
+            break
+        if head.seen[query].any():
+            some.append(query)
+        if len(some) == size:
+            yield from head.solve(some, keys[some].numpy())
+            some = []
+    if some:
+        yield from head.solve(some, keys[some].numpy())
+
+
+class _Head:
+    """rows and seen (n_query, n_key); values (n_key, d_v)."""
+
+    def __init__(self, rows: Array, values: Tensor, seen: Booleans) -> None:
+        self.rows, self.seen = rows, seen
+        self._interior = InteriorPoint(values.detach().to(torch.float64).numpy(), rank_eps(values.dtype))
+        self._simplex: Polytope | None = None
+
+    def solve(self, queries: list[int], keys: Integers) -> Iterator[RowInterval]:
+        """The rows `queries`, whose keys (m, k) are wanted."""
+        roomy = self._interior.roomy(self.seen[queries])
+        together = [q for q, fits in zip(queries, roomy, strict=True) if fits]
+        found = self._together(together, keys[roomy]) if together else {}
+        for query, wanted in zip(queries, keys, strict=True):
+            one = found[query] if query in found else _solve(self.simplex(query), query, wanted, self.seen[query])
+            if one is not None:
+                yield one
+
+    def simplex(self, query: int) -> Polytope:
+        """The head's simplex model, at this row."""
+        if self._simplex is None:
+            values, constraints = self._interior.values, self._interior.constraints
+            self._simplex = Polytope(self.rows[query], values, perturbed=False, constraints=constraints)
+        self._simplex.move_to(self.rows[query], self.seen[query])
+        return self._simplex
+
+    def _together(self, queries: list[int], keys: Integers) -> dict[int, RowInterval | None]:
+        """Both ends for keys (m, k) of each row; None where what is proved is not what is attained."""
+        m, k = keys.shape
+        at = np.array(queries)
+        line, place = np.nonzero((keys != NO_KEY) & np.take_along_axis(self.seen[at], np.maximum(keys, 0), 1))
+        ends = {-1.0: np.zeros((m, k)), 1.0: np.zeros((m, k))}
+        sure = np.ones(m, dtype=bool)
+        touched = np.zeros(
+            (m, len(self.rows[0])), dtype=bool
+        )  # some alternative has no weight here: the lower end is 0
+        farthest = self.rows[at].copy()
+        for side in (-1.0, 1.0):
+            todo = np.flatnonzero(~touched[line, keys[line, place]])
+            own, spot = line[todo], place[todo]
+            costs = np.zeros((len(todo), farthest.shape[1]))
+            costs[np.arange(len(todo)), keys[own, spot]] = side
+            points, proved = self._minima(costs, at[own])
+            sure[own[(costs * points).sum(1) - proved > GAP]] = False
+            np.logical_or.at(touched, own, points <= GAP / 4)
+            ends[side][own, spot] = np.clip(side * proved, 0.0, 1.0)
+            _keep_farthest(farthest, points, self.rows[at], own)
+        points, _ = self._minima(np.sign(self.rows[at] - farthest), at)
+        _keep_farthest(farthest, points, self.rows[at], np.arange(m))
+        return {
+            query: RowInterval(
+                query,
+                torch.from_numpy(ends[1.0][i]),
+                torch.from_numpy(ends[-1.0][i]),
+                torch.from_numpy(self._other(query, farthest[i])),
+            )
+            if sure[i]
+            else None
+            for i, query in enumerate(queries)
+        }
+
+    def _minima(self, costs: Array, queries: Integers) -> tuple[Array, Array]:
+        """Points and proved bounds; what the interior-point method leaves unproved is solved by the simplex method."""
+        found = self._interior.minima(costs, self.rows[queries], self.seen[queries])
+        points, proved = found.points, found.proved
+        for t in np.flatnonzero(~found.solved):
+            best = self.simplex(int(queries[t])).minimum(costs[t], self.seen[queries[t]])
+            points[t], proved[t] = best.vertex, best.bound
+        return points, proved
+
+    def _other(self, query: int, point: Array) -> Array:
+        row, seen = self.rows[query], self.seen[query]
+        other = polished(point, row, self._interior.constraints.q)
+        return row if other[~seen].any() or 0.5 * np.abs(other - row).sum() < GAP else other
+
+
+def _keep_farthest(farthest: Array, points: Array, rows: Array, own: Integers) -> None:
+    """Write into farthest (m, n), row by row, whichever of points (t, n) of row own (t,) is farther away."""
+    best = np.abs(farthest - rows).sum(1)
+    distance = np.abs(points - rows[own]).sum(1)
+    for t in np.argsort(distance, kind="stable"):
+        if distance[t] > best[own[t]]:
+            farthest[own[t]] = points[t]
 
 
 def _solve(solver: Polytope, query: int, keys: Integers, visible: Booleans) -> RowInterval | None:

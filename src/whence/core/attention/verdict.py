@@ -12,18 +12,19 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from whence.core.attention.bounds import WeightBounds, weight_bounds
+from whence.core.attention.interior_point import InteriorPoint, Minima
 from whence.core.attention.null_space import null_space
 from whence.core.attention.polytope import Polytope, proved_minimum
-from whence.core.numerics.arrays import Array
-from whence.core.numerics.checks import as_row, check_pair, shape
+from whence.core.numerics.arrays import Array, Booleans, Integers
+from whence.core.numerics.checks import as_rows, check_pair, shape
 from whence.core.numerics.masks import full_mask
 from whence.core.numerics.tolerances import GAP, rank_eps
 from whence.errors import InputError
-
 
 class RowVerdict(IntEnum):
     """What may be said of a row; NONE: it sees nothing, or it was not looked at."""
@@ -124,20 +125,100 @@ def solved_rows(
     attention, visible, upper (m, n_key): rows that are not unique, what they see, and their closed-form upper bounds.
     Without `widths` the second tensor is NaN: an open row needs fewer programs then.
     """
-    verdicts = torch.full((len(attention),), int(RowVerdict.NONE))
-    width = torch.full((len(attention),), torch.nan, dtype=torch.float64)
+    verdicts = np.full(len(attention), int(RowVerdict.NONE))
+    width = np.full(len(attention), np.nan)
+    rows, seen = as_rows(attention, values, visible).numpy(), visible.numpy()
+    interior = InteriorPoint(values.detach().to(torch.float64).numpy(), rank_eps(values.dtype))
+    roomy = np.flatnonzero(interior.roomy(seen))
+    if len(roomy):
+        many = _Rows(interior, rows[roomy], seen[roomy], upper.numpy()[roomy], epsilon)
+        verdicts[roomy] = many.verdicts(whole=widths)
+        width[roomy] = many.width
+    # What is left to the simplex method: rows that see few keys, and what interior points did not prove.
     solver: Polytope | None = None
-    values64 = values.detach().to(torch.float64).numpy()
-    for place in range(len(attention)):
-        row, seen = as_row(attention[place], values, visible[place])[0].numpy(), visible[place].numpy()
+    for place in np.flatnonzero((verdicts == RowVerdict.NONE) | (np.isnan(width) & widths)):
         if solver is None:
-            solver = Polytope(row, values64, eps=rank_eps(values.dtype), perturbed=False)
-        solver.move_to(row, seen)
-        one = _Row(solver, seen)
+            solver = Polytope(rows[place], interior.values, perturbed=False, constraints=interior.constraints)
+        solver.move_to(rows[place], seen[place])
+        one = _Row(solver, seen[place])
         if widths:
             width[place] = one.top_width()
         verdicts[place] = _solved(one, upper[place].numpy(), epsilon)
-    return verdicts, width
+    return torch.from_numpy(verdicts), torch.from_numpy(width)
+
+
+class _Rows:
+    """Rows of one head by interior points, in the steps of `_solved`, many rows at once.
+
+    rows, seen, upper (m, n_key). A program is left as soon as its point shows that the row is open: every point on the
+    way is an alternative. What cannot be shown or proved so stays NONE, and its width NaN.
+    """
+
+    def __init__(self, interior: InteriorPoint, rows: Array, seen: Booleans, upper: Array, epsilon: float) -> None:
+        self.interior, self.rows, self.seen, self.upper, self.epsilon = interior, rows, seen, upper, epsilon
+        self.top = rows.argmax(1)
+        self.weight = rows.max(1)
+        self.width = np.full(len(rows), np.nan)
+        self._verdicts = np.full(len(rows), int(RowVerdict.NONE))
+        self._more = epsilon + GAP
+        self._close = 1e-8
+
+    def verdicts(self, *, whole: bool) -> npt.NDArray[np.int64]:
+        """(m,) of `RowVerdict`. whole: solve both ends of every heaviest weight to the last digit, for `width`."""
+        self._close = 1e-8 if whole else self.epsilon / 50
+        heavy = np.flatnonzero(self.weight > self.epsilon)
+        self._raise_one(np.flatnonzero(self.weight <= self.epsilon))
+        least = self._end(heavy, 1.0, None if whole else self.weight[heavy] - self._more)
+        left = np.arange(len(heavy)) if whole else np.flatnonzero(self._verdicts[heavy] == RowVerdict.NONE)
+        heavy, low, lowest = heavy[left], np.maximum(least.proved[left], 0.0), least.attained[left]
+        most = self._end(heavy, -1.0, None if whole else -(lowest + self._more))
+        high, highest = np.minimum(-most.proved, 1.0), -most.attained
+        if whole:
+            exact = least.solved[left] & most.solved
+            self.width[heavy[exact]] = (high - low)[exact]
+        self._verdicts[heavy[least.feasible[left] & most.feasible & (highest - lowest > self._more)]] = RowVerdict.OPEN
+        # cᵀx − proved bounds what any key may weigh, from either end.
+        slope = np.maximum(least.excess[left], most.excess)
+        room = np.maximum(high - low, 0.0)[:, None] / np.where(slope > 0, slope, 1.0)
+        ceiling = np.where(slope > 0, np.minimum(self.upper[heavy], room), self.upper[heavy])
+        kept = (self._verdicts[heavy] == RowVerdict.NONE) & (high - low <= self.epsilon)
+        self._outweighed(heavy[kept], low[kept], ceiling[kept])
+        return self._verdicts
+
+    def _minima(self, at: Integers, signed: tuple[tuple[Integers, float], ...], target: Array | None) -> Minima:
+        """min Σ s·x_j for rows at (t,) and their keys (t,), each with its sign."""
+        costs = np.zeros((len(at), self.rows.shape[1]))
+        for keys, sign in signed:
+            costs[np.arange(len(at)), keys] += sign
+        return self.interior.minima(costs, self.rows[at], self.seen[at], target=target, close=self._close)
+
+    def _end(self, at: Integers, sign: float, target: Array | None) -> Minima:
+        """The least sign·(heaviest weight) of rows at (t,); rows that a point on the way shows to be open are marked."""
+        found = self._minima(at, ((self.top[at], sign),), target)
+        own = found.points[np.arange(len(at)), self.top[at]]
+        moved = np.maximum(np.abs(own - self.weight[at]), (found.points - own[:, None]).max(1, initial=0.0))
+        self._verdicts[at[found.feasible & (moved > self._more)]] = RowVerdict.OPEN
+        return found
+
+    def _raise_one(self, at: Integers) -> None:
+        """Rows without a weight above ε: open when the key whose bound promises most can exceed it."""
+        found = self._minima(at, ((self.upper[at].argmax(1), -1.0),), np.full(len(at), -self._more))
+        self._verdicts[at[found.feasible & (found.points.max(1, initial=0.0) > self._more)]] = RowVerdict.OPEN
+
+    def _outweighed(self, at: Integers, low: Array, ceiling: Array) -> None:
+        """Rows whose heaviest weight keeps to ε: certain unless some other key can outweigh it by more than ε.
+
+        low (t,), ceiling (t, n): proved of the heaviest weight, and of every key's. x_j ≤ 1 − x_top, too.
+        """
+        ceiling = np.minimum(ceiling, 1.0 - low[:, None])
+        ceiling[np.arange(len(at)), self.top[at]] = 0.0
+        own, keys = np.nonzero(ceiling - low[:, None] > self.epsilon)
+        sure = np.ones(len(at), dtype=bool)
+        target = np.full(len(own), -self._more)
+        found = self._minima(at[own], ((keys, -1.0), (self.top[at[own]], 1.0)), target)
+        np.logical_and.at(sure, own, -found.proved <= self.epsilon)
+        self._verdicts[at[sure]] = RowVerdict.CERTAIN
+        self._verdicts[at[own[found.feasible & (found.attained < target)]]] = RowVerdict.OPEN
 
 
 class _Row:
@@ -193,7 +274,7 @@ def _solved(row: _Row, upper: Array, epsilon: float) -> RowVerdict:
     attained, proved, vertex = row.end(top, 1.0)
     if min(proved, 1.0) - low > epsilon or float((vertex - vertex[top]).max()) > more:
         return RowVerdict.OPEN
-    for key in np.flatnonzero(upper - low > epsilon):
+    for key in np.flatnonzero(np.minimum(upper, 1.0 - low) - low > epsilon):  # x_j ≤ 1 − x_top
         if key != top and row.largest((int(key), 1.0), (top, -1.0))[1] > epsilon:
             return RowVerdict.OPEN
     return RowVerdict.CERTAIN

@@ -148,6 +148,32 @@ def check_stray(attention: Tensor, visible: Tensor) -> None:
         )
 
 
+def check_size(values: Tensor) -> None:
+    """Refuse values whose squares float64 cannot hold."""
+    largest = float(values.detach().abs().max())
+    if largest and not 1 / EXTREME <= largest <= EXTREME:
+        raise InputError(
+            f"values {shape(values)} are of size {largest:.3g}, whose square float64 cannot hold: multiply them by a "
+            "constant first (no interval depends on it)."
+        )
+
+
+def as_rows(attention: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+    """The rows of one head as `as_row` gives them, (n_query, n_key) float64; rows that see nothing are 0."""
+    check_size(values)
+    check_stray(attention, visible)
+    rows = attention.detach().to(torch.float64).masked_fill(~visible, 0.0)
+    total, some = rows.sum(-1, keepdim=True), visible.any(-1)
+    off = ((total.squeeze(-1) - 1).abs() > row_sum_slack(attention.dtype)) & some
+    if bool((rows < 0).any()) or bool(off.any()):
+        raise InputError(
+            f"attention {shape(attention)} has rows that are no attention rows: smallest entry {float(rows.min()):.3g}, "
+            f"sums {float(total[some].min()):.6g} to {float(total[some].max()):.6g}; expected entries >= 0 that sum to 1 "
+            "(where an attention sink takes mass, append it as a key with value 0)."
+        )
+    return torch.where(some.unsqueeze(-1), rows / total, 0.0)
+
+
 def as_row(attention_row: Tensor, values: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """One attention row, float64 and summing to exactly 1, its float64 values and the visible keys.
 
@@ -165,12 +191,7 @@ def as_row(attention_row: Tensor, values: Tensor, visible: Tensor | None) -> tup
     if attention_row.shape[0] != n:
         raise InputError(f"attention_row has {attention_row.shape[0]} keys but values {shape(values)} has {n}.")
     check_finite("attention_row", attention_row)
-    largest = float(values.detach().abs().max())
-    if largest and not 1 / EXTREME <= largest <= EXTREME:
-        raise InputError(
-            f"values {shape(values)} are of size {largest:.3g}, whose square float64 cannot hold: multiply them by a "
-            "constant first (no interval depends on it)."
-        )
+    check_size(values)
     seen = torch.ones(n, dtype=torch.bool)
     if visible is not None:
         check_visible(visible, None, n)
