@@ -1,6 +1,6 @@
 """Certificates, witnesses and alternative maps: what they cost, beside the textbook, in one run on one thread.
 
-    python benchmarks/certify.py [--random] [--heads 72] [--budget 60] [--skip-map]
+    python benchmarks/certify.py [--random] [--heads 72] [--rounds 2] [--skip-map]
 
 Baseline for intervals: scipy.optimize.linprog, one cold solve for each end of each interval, straight from the
 definition. The tensors are MiniLM's on real prose; with --random, random ones of its shapes.
@@ -88,7 +88,7 @@ def head(tensors: dict[str, Any]) -> None:
     )
 
 
-def whole_map(tensors: dict[str, Any], heads: int, budget: float, sample: int) -> None:
+def whole_map(tensors: dict[str, Any], heads: int, rounds: int, sample: int) -> None:
     attention, values = tensors["attention"][:heads], tensors["values"][:heads]
     n = attention.shape[-1]
     single = []
@@ -97,7 +97,7 @@ def whole_map(tensors: dict[str, Any], heads: int, budget: float, sample: int) -
         h, i = k % len(attention), (37 * k) % n
         single.append(((h, i), witness_row(attention[h, i], values[h]).total_variation))
     cost = (time.process_time() - begin) / sample
-    found = alternative_attention(attention, values, budget=budget)
+    found = alternative_attention(attention, values, rounds=rounds)
     same = np.mean([float(found.total_variation[at]) for at, _ in single])
     best = float(np.mean([tv for _, tv in single]))
     print(
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 256])
     parser.add_argument("--sample", type=int, default=12, help="rows timed")
     parser.add_argument("--heads", type=int, default=72)
-    parser.add_argument("--budget", type=float, default=60.0)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--skip-map", action="store_true")
     parser.add_argument("--random", action="store_true", help="random tensors of MiniLM's shapes")
     options = parser.parse_args()
@@ -124,7 +124,7 @@ def main() -> None:
         rows(case, options.sample)
     head(cases[0])
     if not options.skip_map:
-        whole_map(cases[0], options.heads, options.budget, options.sample)
+        whole_map(cases[0], options.heads, options.rounds, options.sample)
 
 
 if __name__ == "__main__":

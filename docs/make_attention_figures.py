@@ -38,10 +38,10 @@ def piece(model: whence.Model, tokens: int) -> str:
     return str(model.tokenizer.decode(ids[1:-1]))
 
 
-def doppelganger(model: whence.Model, folder: Path, budget: float) -> None:
+def doppelganger(model: whence.Model, folder: Path, rounds: int) -> None:
     """All heads of one sentence, twice: the maps as computed, and others with the same outputs."""
     trace = whence.trace(model, SENTENCE)
-    other = whence.doppelganger(trace, budget=budget)
+    other = whence.doppelganger(trace, rounds=rounds)
     checked = other.verify()
     figure, panels = plt.subplots(1, 2, figsize=(13, 3.9))
     figure.subplots_adjust(left=0.01, right=0.99, top=0.92, bottom=0.1, wspace=0.03)
@@ -145,14 +145,14 @@ def main(arguments: list[str]) -> None:
     """Make all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "figures")
-    parser.add_argument("--budget", type=float, default=40.0, help="seconds to look for other attention")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of the search for other attention")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     plt.rcParams.update(
         {"svg.hashsalt": "whence", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
     )
     model = whence.load()
-    doppelganger(model, options.folder, options.budget)
+    doppelganger(model, options.folder, options.rounds)
     by_length(model, options.folder)
     special_tokens(model, options.folder)
     intervals(model, options.folder)

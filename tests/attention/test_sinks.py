@@ -110,7 +110,7 @@ def test_a_verified_alternative(read: Any) -> None:
 
 
 def test_a_doppelganger_and_whole_heads(read: Any) -> None:
-    other = whence.doppelganger(read, budget=3.0, sample=2)
+    other = whence.doppelganger(read, rounds=1, sample=2)
     assert other.values.shape[-1] == 19
     assert torch.allclose(other.values.sum(-1), torch.ones(2, HEADS, 18, dtype=torch.float64), atol=1e-6)
     assert other.total_variation > 0.01

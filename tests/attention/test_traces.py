@@ -215,7 +215,9 @@ def test_a_witness_of_a_unique_row_says_so(minilm):
 
 def test_a_doppelganger_changes_every_head_and_no_output(minilm, long_text):
     found = trace(minilm, long_text)
-    twin = whence.doppelganger(found, budget=8, sample=6)
+    twin = whence.doppelganger(found, rounds=1, sample=6)
+    assert not twin.stopped
+    assert bool(twin.extra["searched"].all())
     original = found.attention.double()
     assert bool((twin.values >= 0).all())
     torch.testing.assert_close(twin.values.sum(-1), original.sum(-1), atol=1e-6, rtol=0)

@@ -159,7 +159,7 @@ def _verdicts(case: Case) -> bool:
 
 
 def _alternatives(case: Case) -> bool:
-    found = alternative_attention(case.attention, case.values, visible=case.visible, budget=0.2, rounds=1, workers=1)
+    found = alternative_attention(case.attention, case.values, visible=case.visible, rounds=1, workers=1)
     return finite(found.attention) and bool((found.attention >= 0).all()) and bool((found.residual < 1e-5).all())
 
 

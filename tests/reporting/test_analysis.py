@@ -87,7 +87,7 @@ def test_rows_that_were_not_searched_are_marked(trace: Any) -> None:
 
     layer = trace[1]
     n = len(trace.tokens)
-    found = alternatives_of(layer, budget=10.0).by_head()
+    found = alternatives_of(layer).by_head()
     head = next(iter(found))
     other, searched = found[head]
     assert searched.all()

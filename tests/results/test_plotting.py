@@ -110,7 +110,7 @@ def test_statement_overview_and_the_doppelganger(long_trace: Any) -> None:
     ]
     seen = overview(long_trace, worst=0, best=0)
     assert torch.allclose(picture(seen.plot()), seen.width)
-    other = whence.doppelganger(long_trace, budget=1.0)
+    other = whence.doppelganger(long_trace, rounds=1)
     assert picture(other.plot(layer=1, head=5)).tolist() == other.values[1, 5].tolist()
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Doppelganger(Result):
     """`values`: the other attention, [layer, head, query, key], float64.
 
-    `extra`: total_variation and residual [layer, head, query]; witness_layer, witness_total_variation and
-    witness_here: for a sample of rows, the total variation of the single-row witness beside that of this map.
+    `extra`: total_variation, residual and searched [layer, head, query]; stopped; witness_layer, witness_total_variation
+    and witness_here: for a sample of rows, the total variation of the single-row witness beside that of this map.
     """
 
     kind: ClassVar[str] = "doppelganger"
@@ -37,6 +37,11 @@ class Doppelganger(Result):
     def total_variation(self) -> float:
         """The mean over all rows."""
         return float(self.extra["total_variation"].mean())
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a limit in seconds ended the search early: another machine may then find another map."""
+        return bool(self.extra["stopped"])
 
     @property
     def share_of_witnesses(self) -> float:
@@ -112,27 +117,43 @@ def _random(layer: Layer, distances: Tensor, seed: int) -> Tensor:
 
 
 def doppelganger(
-    trace: Trace, *, budget: float = 60.0, sample: int = 24, seed: int = 0, attention: str | None = None
+    trace: Trace,
+    *,
+    rounds: int = 2,
+    budget: float | None = None,
+    sample: int = 24,
+    seed: int = 0,
+    attention: str | None = None,
 ) -> Doppelganger:
     """Alternative attention for every row of every head that leaves the whole computation unchanged.
 
-    As different from the original as `budget` seconds allow. `sample` rows are also given their own single-row
-    witness (outside the budget), to say how much of what is possible was reached.
+    As different from the original as `rounds` search directions a row find, which is the same on any machine. `budget`:
+    seconds after which the search stops early; rows keep what was found, and the result says so (`stopped`, `searched`).
+    `sample` rows are also given their own single-row witness (besides), to say how much of what is possible was reached.
     """
     stack = trace.of(attention)
     labels = key_labels(stack)
     begin = time.monotonic()
-    maps, distances, residuals = [], [], []
+    maps, distances, residuals, searched, stopped = [], [], [], [], False
     for i, layer in enumerate(stack):
-        left = budget - (time.monotonic() - begin)
         weights, values, visible = by_group(layer)
-        share = max(left / (len(stack) - i), 1e-3)
-        found = alternative_attention(weights, values, visible=visible, budget=share, seed=seed)
+        share = None
+        if budget is not None:
+            share = max((budget - (time.monotonic() - begin)) / (len(stack) - i), 1e-3)
+        found = alternative_attention(weights, values, visible=visible, rounds=rounds, budget=share, seed=seed)
         maps.append(sink_last(layer, found.attention.flatten(0, 1), len(labels)))
         distances.append(found.total_variation.flatten(0, 1))
         residuals.append(found.residual.flatten(0, 1))
+        searched.append(found.searched.flatten(0, 1))
+        stopped = stopped or found.stopped
     moved = torch.stack(distances)
-    extra = {"total_variation": moved, "residual": torch.stack(residuals), **_sampled(stack, moved, sample, seed)}
+    extra = {
+        "total_variation": moved,
+        "residual": torch.stack(residuals),
+        "searched": torch.stack(searched),
+        "stopped": torch.tensor(stopped),
+        **_sampled(stack, moved, sample, seed),
+    }
     return Doppelganger(
         values=torch.stack(maps),
         axes=("layer", "head", "query", "key"),
@@ -140,7 +161,7 @@ def doppelganger(
         key_tokens=None if labels is stack.tokens else labels,
         layers=tuple(layer.index for layer in stack),
         heads=stack.layers[0].heads,
-        provenance=trace.provenance.by("doppelganger", budget=budget, seed=seed, attention=stack.name),
+        provenance=trace.provenance.by("doppelganger", rounds=rounds, budget=budget, seed=seed, attention=stack.name),
         extra=extra,
         trace=trace,
         attention=attention,

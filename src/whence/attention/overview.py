@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,11 @@ from whence.attention.identifiability import Identifiability, identifiability
 from whence.attention.verdict import Verdict, verdict
 from whence.core.attention.bounds import weight_bounds
 from whence.core.attention.verdict import RowVerdict
+from whence.core.numerics.threads import one_thread
 from whence.reading.trace import Layer, Stack, Trace
 from whence.results.short_repr import short_repr
+
+SHORT = 256
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,9 @@ def overview(
 ) -> Overview:
     """The verdict on every head; exact intervals only for the rows that will be shown."""
     stack = trace.of(attention)
-    found = identifiability(trace, attention=attention)
+    # On a short text these are many small operations.
+    with one_thread() if len(stack.tokens) <= SHORT else nullcontext():
+        found = identifiability(trace, attention=attention)
     verdicts = verdict(trace, epsilon=epsilon, attention=attention)
     types = found.token_types
     special = [t for t in types if t not in ("punctuation", "rest")]

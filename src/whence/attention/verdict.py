@@ -15,6 +15,7 @@ from torch import Tensor
 
 from whence.attention.heads import head_of
 from whence.core.attention.verdict import RowVerdict, check_epsilon, row_verdicts, unique_rows
+from whence.core.numerics.threads import one_thread
 from whence.errors import InputError
 from whence.reading.trace import Layer, Trace
 from whence.results.labels import Tokens
@@ -199,13 +200,9 @@ def verdict(trace: Trace, *, epsilon: float = 0.05, rows: int | None = None, att
     total = sum(len(layer.heads) for layer in stack)
     limit = max(8, 2000 // max(total, 1)) if rows is None else rows or len(stack.tokens)
     places = [(layer, place) for layer in stack for place in range(len(layer.heads))]
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)  # many small problems: threads of torch's own would only wait for each other
-        with ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:  # HiGHS works without Python's lock
-            found = list(pool.map(lambda at: _head(at[0], at[1], epsilon, limit, stack.tokens), places))
-    finally:
-        torch.set_num_threads(threads)
+    # Many small problems, a thread for each core: torch and HiGHS work without Python's lock.
+    with one_thread(), ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:
+        found = list(pool.map(lambda at: _head(at[0], at[1], epsilon, limit, stack.tokens), places))
     grid = (len(stack), len(stack.layers[0].heads))
     per_row = torch.stack([one for one, _ in found]).reshape(*grid, -1)
     unique = torch.stack([one for _, one in found]).reshape(*grid, -1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from whence.reading.trace import Trace
     from whence.reporting.analysis import Analysis
 
-EXACT = 4.0  # seconds for the exact intervals of the report: what is not solved by then says so, and nobody waits long
 Text = Annotated[str, typer.Argument(metavar="TEXT", help="The text; - reads it from standard input.")]
 
 
@@ -92,32 +90,25 @@ def write_report(analysis: Analysis, path: str, quiet: bool) -> Path:
     """The page of this text as one file; what was computed for the terminal is not computed again."""
     from whence.reporting.report import report
 
-    made = report(analysis.trace, budget=EXACT, analysis=analysis, progress=watched(quiet))
+    made = report(analysis.trace, judged_rows=True, analysis=analysis, progress=watched(quiet))
     return made.save(path)
 
 
 def provenance(analysis: Analysis, attention: str | None) -> dict[str, Any]:
     """What the states are made of, by ALTI: own-token share by layer, and the last layer's largest sources."""
     from whence.errors import WhenceError
-    from whence.mixing.summaries import own_share, sources
+    from whence.mixing.summaries import own_share_rows, source_rows
 
     try:
         whole = analysis.mixture("alti", None if attention == "cross" else attention).rollout()
     except WhenceError as problem:  # a wiring that was not proved: said, not shown
         return {"reason": str(problem)}
-    shares = own_share(whole)
+    names = {"token": "hidden_token", "hidden": "hidden", "own": "own", "input": "input_token", "share": "share"}
     return {
         "method": "alti",
-        "own_share": [{"layer": int(r.layer), "median": r.median, "q25": r.q25, "q75": r.q75} for r in _rows(shares)],
-        "last_layer": [
-            {"token": r.hidden_token, "hidden": int(r.hidden), "own": r.own, "input": r.input_token, "share": r.share}
-            for r in _rows(sources(whole, top=3))
-        ],
+        "own_share": [{name: row[name] for name in ("layer", "median", "q25", "q75")} for row in own_share_rows(whole)],
+        "last_layer": [{key: row[name] for key, name in names.items()} for row in source_rows(whole, top=3)],
     }
-
-
-def _rows(frame: Any) -> list[Any]:
-    return [SimpleNamespace(**row) for row in frame.to_dict("records")]
 
 
 def counter_example(analysis: Analysis, overview: Overview, attention: str | None) -> dict[str, Any] | None:

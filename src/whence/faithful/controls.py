@@ -145,14 +145,14 @@ def attention_controls(
     *,
     tolerance: float = 0.01,
     trained_uniform: Any = None,
-    budget: float = 5.0,
+    budget: float | None = None,
     seed: int = 0,
 ) -> AttentionControls:
     """Permuted, uniform and other attention against a classifier's prediction, and τ of attention with other explanations.
 
     tolerance: by how much of its rms each coordinate of a head's output may move for the nearly equal row.
     trained_uniform: a model that `whence train --variant uniform` made of the same data; its labels are compared.
-    budget: seconds a text for finding other attention with the same outputs.
+    budget: seconds a text after which the search for other attention with the same outputs stops early; None: no limit.
     """
     chosen = as_model(model)
     if permutations < 1:
@@ -173,7 +173,7 @@ def attention_controls(
 
 
 def _controls(
-    model: Any, text: str, permutations: int, tolerance: float, control: Model | None, budget: float, seed: int
+    model: Any, text: str, permutations: int, tolerance: float, control: Model | None, budget: float | None, seed: int
 ) -> TextControls:
     prepared = prepared_text(model, text)
     found = trace(model, prepared)
@@ -209,7 +209,7 @@ def _controls(
         everything.append(_tvd(own, probabilities(changes)))
     uniform = [Replace(layer.index, _uniform(layer)) for layer in layers]
     in_last, in_all = probabilities(uniform[-1:]), probabilities(uniform)
-    other = doppelganger(found, budget=budget, sample=1, seed=seed)
+    other = doppelganger(found, rounds=1, budget=budget, sample=1, seed=seed)
     replaced = probabilities([Replace(la, w) for la, w in zip(other.layers, other.values, strict=True)])
     nearly = last.attention.detach().clone()
     nearly[:, reads] = _nearly_equal(last, reads, tolerance, seed)

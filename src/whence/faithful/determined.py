@@ -110,7 +110,7 @@ def determined(
     methods: Sequence[str] | None = None,
     *,
     rows: Sequence[tuple[int, int]] = (),
-    budget: float = 20.0,
+    budget: float | None = None,
     model: Any = None,
     seed: int = 0,
     other: Doppelganger | None = None,
@@ -118,13 +118,13 @@ def determined(
     """What explanations do when the attention is replaced by another with the same outputs.
 
     methods: names of the method table; None: all but flow. rows: (layer, token) for which ALTI's and the norms'
-    contributions are bounded over *every* attention with the same outputs. budget: seconds for finding other attention; or
-    give one (`other`).
+    contributions are bounded over *every* attention with the same outputs. budget: seconds after which the search for
+    other attention stops early; or give one (`other`).
     """
     names = [m.name for m in method_table.explaining()] if methods is None else list(methods)
     entries = [method_table.method(name, ("matrix", "contributions", "scores")) for name in names]
     entries = [m for m in entries if methods is not None or m.name not in LEFT_OUT]
-    found = other if other is not None else doppelganger(trace, budget=budget, sample=1, seed=seed)
+    found = other if other is not None else doppelganger(trace, rounds=1, budget=budget, sample=1, seed=seed)
     if found.values.shape[-1] != len(trace.tokens):
         raise InputError(
             f"the other attention has {found.values.shape[-1]} keys and the trace {len(trace.tokens)} tokens."

@@ -65,6 +65,11 @@ def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 def own_share(result: Result) -> pd.DataFrame:
     """Columns: median, q25, q75, mean of the own-token share, and `not_largest` = P̃ in %."""
+    return _frame(own_share_rows(result))
+
+
+def own_share_rows(result: Result) -> list[dict[str, Any]]:
+    """`own_share`, line by line: without pandas, whose import takes longer than the rest."""
     rows = []
     for names, matrix in _matrices(result):
         own = _own(matrix)
@@ -80,7 +85,7 @@ def own_share(result: Result) -> pd.DataFrame:
                 "not_largest": 100 * float(beaten),
             }
         )
-    return _frame(rows)
+    return rows
 
 
 def by_distance(result: Result) -> pd.DataFrame:
@@ -158,6 +163,11 @@ def dominance(result: Result) -> pd.DataFrame:
 
 def sources(result: Result, layer: int | None = None, top: int = 3) -> pd.DataFrame:
     """Columns: hidden, hidden_token, own, rank, input, input_token, share."""
+    return _frame(source_rows(result, layer, top))
+
+
+def source_rows(result: Result, layer: int | None = None, top: int = 3) -> list[dict[str, Any]]:
+    """`sources`, line by line."""
     chosen = result.select(layer=result.layers[-1] if layer is None else layer)
     tokens, columns = chosen.tokens, _columns(chosen)
     rows = []
@@ -178,4 +188,4 @@ def sources(result: Result, layer: int | None = None, top: int = 3) -> pd.DataFr
                         "share": share,
                     }
                 )
-    return _frame(rows)
+    return rows

@@ -11,6 +11,7 @@ import torch
 from whence.attention.decide import Decisions
 from whence.attention.heads import head_of
 from whence.attention.overview import Overview
+from whence.core.attention.verdict import RowVerdict
 from whence.errors import InputError
 from whence.faithful.result import Faithfulness
 from whence.mixing.mixture import Mixture
@@ -63,9 +64,13 @@ def build(
     runs: Iterable[Faithfulness | Survey] = (),
     token_identifiability: Any = None,
     with_heads: bool = True,
+    judged_rows: bool = False,
     step: Step = silent,
 ) -> Document:
-    """The document of one trace; `analysis`: what is known of it already; `with_heads`: with head blocks."""
+    """The document of one trace; `analysis`: what is known of it already; `with_heads`: with head blocks.
+
+    judged_rows: exact intervals only for the rows that the verdict rests on, where they decide something.
+    """
     if detail not in DETAILS:
         raise InputError(f"detail={detail!r} is not one of {', '.join(DETAILS)}.")
     chosen = default_methods(len(trace.tokens)) if methods is None else tuple(methods)
@@ -87,9 +92,9 @@ def build(
             part = _Part(stack, analysis.overview(name), detail)
             data = stack_data(stack, part.look)
             inner("Other attention with the same output", 0.5)
-            part.alternatives = _alternatives(part, budget)
+            part.alternatives = _alternatives(part)
             if with_heads:
-                _begin(exact, part)  # in threads of its own, beside all that follows
+                _begin(exact, part, judged_rows)  # in threads of its own, beside all that follows
             inner("Counter-examples, put into the model", 0.6)
             data["witnesses"] = part.witnesses = counter_examples(analysis, part.telling_rows(), name)
             if with_heads:
@@ -189,9 +194,10 @@ class _Part:
         return maps
 
 
-def _begin(exact: ExactIntervals, part: _Part) -> None:
+def _begin(exact: ExactIntervals, part: _Part, judged_rows: bool) -> None:
     """Start with the exact intervals of the listed heads: the weights that will be drawn, the listed rows first."""
     found = part.look.identifiability
+    judged = part.look.verdict.extra["row_verdicts"] >= int(RowVerdict.CERTAIN)
     for layer in part.stack:
         for head in [h for h in layer.heads if (layer.index, h) in part.named]:
             place = layer.heads.index(head)
@@ -202,19 +208,19 @@ def _begin(exact: ExactIntervals, part: _Part) -> None:
             free = found.extra["simplex_null_dimension"][found.layers.index(layer.index), found.heads.index(head)]
             first = [c.query for c in (*part.look.worst, *part.look.best) if (c.layer, c.head) == (layer.index, head)]
             other, _ = part.maps(layer.index).get(head, (None, None))
-            exact.add(part.stack.name, layer, head, keys, free, first, other)
+            rows = judged[found.layers.index(layer.index), found.heads.index(head)] | (not judged_rows)
+            exact.add(part.stack.name, layer, head, keys, free, first, rows.nonzero().squeeze(-1).tolist(), other)
 
 
-def _alternatives(part: _Part, budget: float | None) -> dict[int, Alternatives]:
+def _alternatives(part: _Part) -> dict[int, Alternatives]:
     """Other attention by layer: of every head of a short text, of the listed heads of a long one."""
     everywhere = len(part.stack.tokens) <= part.detail.alternatives and part.detail.heads == "all"
-    seconds = 0.25 if budget is None else max(0.001, min(0.25, 0.05 * budget))
     alternatives: dict[int, Alternatives] = {}
     for i, layer in enumerate(part.stack):
         wanted = [h for h in layer.heads if everywhere or (layer.index, h) in part.named]
         if wanted and int(part.look.free[i].max()) > 0:
             some = layer if len(wanted) == len(layer.heads) else layer.select(wanted)
-            alternatives[layer.index] = alternatives_of(some, budget=seconds)
+            alternatives[layer.index] = alternatives_of(some)
     return alternatives
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from whence.attention.heads import head_of
 from whence.core.attention.row_intervals import RowInterval, row_intervals
+from whence.core.numerics.threads import one_thread
 from whence.reading.trace import Layer
 
 WEIGHTS = 16
@@ -95,12 +96,13 @@ class ExactIntervals:
         keys: Tensor,
         free: Tensor,
         first: Sequence[int],
+        then: Sequence[int],
         other: Tensor | None,
     ) -> None:
         """Begin with a head.
 
-        keys [query, k] to solve; free [query], 0: the row is unique; first: rows to solve whatever time it takes; other
-        [query, key]: alternatives that are known already.
+        keys [query, k] to solve; free [query], 0: the row is unique; first: rows to solve whatever time it takes; then:
+        rows to solve after them; other [query, key]: alternatives that are known already.
         """
         place = layer.heads.index(head)
         row, mine, visible = head_of(layer, place)
@@ -108,7 +110,7 @@ class ExactIntervals:
         unique = free == 0
         weights = raw.gather(-1, keys.clamp(min=0)) * (keys >= 0)
         listed = [q for q in dict.fromkeys(first) if not unique[q]]
-        rest = [q for q in range(len(raw)) if not unique[q] and q not in listed]
+        rest = [q for q in then if not unique[q] and q not in listed]
         made = HeadIntervals(
             keys,
             torch.where(unique[:, None], weights, 0.0),
@@ -128,6 +130,7 @@ class ExactIntervals:
             self._left.append(made)
         self._running.append(self._pool.submit(self._run))
 
+    @one_thread()
     def _run(self) -> None:
         while not self._stopped.is_set():
             with self._lock:

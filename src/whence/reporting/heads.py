@@ -156,10 +156,10 @@ class Alternatives:
         return {head: (other, self.searched[head]) for head, other in self.maps.items()}
 
 
-def alternatives_of(layer: Layer, *, budget: float) -> Alternatives:
-    """Other attention with the same head outputs, for every head of `layer` that has any."""
+def alternatives_of(layer: Layer) -> Alternatives:
+    """Other attention with the same head outputs, for every head of `layer` that has any: one round of the search."""
     weights, values, visible = by_group(layer)
-    found = alternative_attention(weights, values, visible=visible, budget=budget)
+    found = alternative_attention(weights, values, visible=visible, rounds=1)
     moved = dict(zip(layer.heads, found.total_variation.flatten(0, 1), strict=True))
     maps = dict(zip(layer.heads, sink_last(layer, found.attention.flatten(0, 1), weights.shape[-1]), strict=True))
     some = [h for h in layer.heads if float(moved[h].max()) > 1e-6]

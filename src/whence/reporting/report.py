@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from whence.attention.decide import Decisions
     from whence.faithful.result import Faithfulness
     from whence.mixing.mixture import Mixture
-    from whence.model.memory import fixed
     from whence.reading.trace import Trace
     from whence.reporting.analysis import Analysis
     from whence.reporting.document import Document
@@ -78,6 +77,7 @@ def report(
     methods: Iterable[str | Mixture] | None = None,
     attributions: Iterable[str] | None = None,
     budget: float | None = None,
+    judged_rows: bool = False,
     epsilon: float | None = None,
     decisions: Iterable[Decisions] = (),
     runs: Iterable[Faithfulness | Survey] = (),
@@ -98,6 +98,8 @@ def report(
         budget: seconds for the exact intervals of the listed heads, the three to read and the three not to. None:
             every row of a text of up to 512 tokens, 15 seconds for a longer one; math.inf: every row, however long it
             takes. The page says of each row whether its intervals are exact; the listed rows always are.
+        judged_rows: exact intervals only for the rows of those heads that the verdict rests on (a sample), in which they
+            decide something; the others show bounds.
         epsilon: how far a weight may be uncertain and still be read, see `whence.verdict`; None: 0.05.
         decisions: results of `whence.decide`, for a view of their own.
         runs: results of `whence.faithfulness` or `whence.survey`, each for a view of its own.
@@ -137,6 +139,7 @@ def report(
                 methods=methods,
                 attributions=attributions,
                 budget=budget,
+                judged_rows=judged_rows,
                 analysis=analysis,
                 decisions=decisions,
                 runs=runs,

@@ -53,7 +53,7 @@ def head_block(entry: Entry, stack: str, layer: int, head: int) -> bytes:
         if key not in entry.blocks:
             found = entry.trace.of(stack)
             part = found[layer].select([head])
-            others = alternatives_of(part, budget=0.4)
+            others = alternatives_of(part)
             detail = detail_of("standard", len(found.tokens))
             entry.blocks[key] = head_blocks(part, detail, others.by_head())[head]
         return entry.blocks[key]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from whence.core.numerics.threads import one_thread
 from whence.errors import InputError, ModelError, WhenceError
 from whence.mixing.contributions import contributions
 from whence.model.load import Model, as_model
@@ -49,12 +50,8 @@ class Worker:
 
     def files(self, shard: Shard) -> dict[str, bytes]:
         """The bytes of the shard's three files."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with one_thread():
             tables = self._tables(shard)
-        finally:
-            torch.set_num_threads(threads)
         return {name: as_parquet(rows, shard.key) for name, rows in tables.items()}
 
     def _tables(self, shard: Shard) -> dict[str, dict[str, Any]]:
@@ -196,14 +193,10 @@ def loaded_here(task: Task) -> Model:
 
 def calibrate(model: Model, settings: SurveySettings) -> dict[str, Any]:
     """Prove the model on fixed sentences and see what its columns are: layers, heads, d_v, columns and their types."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         sequences = [(text,) for text in CALIBRATION]
         stack = trace(model, CALIBRATION[0], keep=("values",)).of(settings.attention)
         first = measure(model, sequences, settings)[0]
-    finally:
-        torch.set_num_threads(threads)
     widths = {len(layer.heads) for layer in stack}
     if len(widths) > 1:
         raise ModelError(

@@ -100,9 +100,18 @@ def test_alternatives_for_all_rows_are_valid_and_close_to_the_witnesses(kind: st
 def test_an_exhausted_budget_still_gives_valid_rows() -> None:
     attention, values = make.attention(3, 30, 30), make.values(3, 30, 8)
     found = alternative_attention(attention, values, budget=1e-9)
+    assert found.stopped
     assert found.rounds == 0
     assert float(found.residual.max()) <= 1e-9
     assert float(found.total_variation.max()) > 0
+
+
+def test_rounds_give_the_same_map_whatever_the_threads() -> None:
+    attention, values = make.attention(3, 70, 70), make.values(3, 70, 8)
+    one, four = (alternative_attention(attention, values, rounds=2, workers=w) for w in (1, 4))
+    assert torch.equal(one.attention, four.attention)
+    assert not one.stopped
+    assert one.rounds == 2
 
 
 def test_errors_say_what_to_do() -> None:

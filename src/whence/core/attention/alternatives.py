@@ -1,36 +1,41 @@
 """Alternative attention: another attention map for every row of every head at once, with the same head outputs.
 
-What `witness_row` finds for one row, for thousands under a time budget. A first map comes from one batched step per
-row, from A along its projected gradient of total variation to the edge of the polytope. Then each head gets one linear
-program whose matrix never changes: rows differ in the right-hand side only, so every solve starts from the last row's
-basis (about a millisecond at n = 128, d_v = 32). Round by round, each row takes sequential linear programs from a new
-direction and keeps the farthest vertex, until the budget is spent.
+What `witness_row` finds for one row, for thousands of them. A first map comes from one batched step per row, from A
+along its projected gradient of total variation to the edge of the polytope. Then come rounds, so many as are asked for:
+in the first, the programs of all rows of a head go on together from that step (`whence.core.attention.interior_point`); in
+the others each row takes sequential linear programs from a new direction, in one simplex model per head whose matrix never
+changes: rows differ in the right-hand side only, so every solve starts from the last row's basis. The work is counted in
+rounds, and done in one order, so that the result is the same on any machine; a limit in seconds may end it early, and
+the result then says so.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Lock
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from whence.core.attention.effective_attention import effective_attention
+from whence.core.attention.interior_point import InteriorPoint
 from whence.core.attention.polytope import Polytope
 from whence.core.numerics.arrays import Array
 from whence.core.numerics.basis import unit_scale
 from whence.core.numerics.checks import check_pair, check_stray, shape
 from whence.core.numerics.masks import flat_index, full_mask
-from whence.core.numerics.tolerances import rank_eps
+from whence.core.numerics.threads import one_thread
+from whence.core.numerics.tolerances import SAME_ROW, rank_eps
 from whence.errors import InputError
 from whence.results.short_repr import short_repr
 
 _STEPS = 6
-_CHUNK = 16
+_CHUNK = 128
+_EXACT = 1e-12
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,9 @@ class AlternativeAttention:
 
     attention (…, n_query, n_key) float64: rows ≥ 0 with the original's row sums, zero at hidden keys.
     total_variation (…, n_query): ½‖row − original‖₁ / row sum. residual (…, n_query): ‖(A′ − A)V‖ / ‖AV‖
-    (absolute where AV = 0). rounds: how many directions every row has tried; 0: the budget ended within the first.
-    searched (…, n_query): whether the row has tried any; the others have only the first step, and may have more to find.
+    (absolute where AV = 0). rounds: how many directions every row has tried; fewer than were asked for where the time
+    was up (`stopped`). searched (…, n_query): whether the row has tried any; the others have only the first step, and may
+    have more to find.
     """
 
     __repr__ = short_repr
@@ -51,27 +57,30 @@ class AlternativeAttention:
     rounds: int
     seconds: float
     searched: Tensor
+    stopped: bool
 
 
+@one_thread()
 def alternative_attention(
     attention: Tensor,
     values: Tensor,
     *,
     visible: Tensor | None = None,
-    budget: float = 60.0,
-    rounds: int = 4,
+    rounds: int = 2,
+    budget: float | None = None,
     workers: int = 2,
     seed: int = 0,
 ) -> AlternativeAttention:
-    """An alternative for every row, as different from the original as the budget allows.
+    """An alternative for every row, as different from the original as so many rounds find.
 
     Args:
         attention: (…, n_query, n_key), rows ≥ 0; rows that see nothing stay as they are.
         values: (…, n_key, d_v), broadcastable against attention.
         visible: boolean, broadcastable to attention.
-        budget: seconds. Where it runs out, rows keep the best found so far; each is valid at any time.
-        rounds: at most this many search directions a row.
-        workers: threads; HiGHS works outside Python's lock.
+        rounds: search directions a row.
+        budget: seconds after which it stops early; rows then keep the best found so far, each of them valid. None: no
+            limit, and the same result on any machine.
+        workers: threads; HiGHS works outside Python's lock. The result does not depend on them.
 
     >>> found = alternative_attention(torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[1.0], [0.0], [0.0]]))
     >>> found.attention, found.total_variation
@@ -79,8 +88,9 @@ def alternative_attention(
     """
     begin = time.monotonic()
     batch = check_pair(attention, values, visible)
-    if budget <= 0 or rounds < 0 or workers < 1:
+    if (budget is not None and not budget > 0) or rounds < 0 or workers < 1:
         raise InputError(f"budget={budget!r}, rounds={rounds!r}, workers={workers!r}; all must be positive.")
+    limit = math.inf if budget is None else budget
     n_query, n_key = attention.shape[-2:]
     mask = torch.ones(n_query, n_key, dtype=torch.bool)
     if visible is not None:
@@ -104,35 +114,48 @@ def alternative_attention(
     heads = values64.reshape(-1, n_key, values64.shape[-1]).numpy()
     head_of = flat_index(tuple(values.shape[:-2]), batch).tolist()
     eps = rank_eps(values.dtype)
+    interiors: dict[int, InteriorPoint] = {}
     solvers: dict[int, Polytope] = {}
-    locks = [Lock() for _ in range(size)]
     searched = ~flat_alive  # a row that sees nothing has nothing to try
 
-    def work(task: tuple[int, int, int]) -> bool:
-        """One chunk of rows of one head, in one round; False when the budget ended before it was through."""
-        number, first, head = task
-        if time.monotonic() - begin > budget:
+    def late() -> bool:
+        return time.monotonic() - begin > limit
+
+    @one_thread()
+    def work(number: int, first: int, head: int) -> bool:
+        """One chunk of rows of one head, in one round; False when the time was up before it was through."""
+        if late():
             return False
+        if head not in interiors:
+            interiors[head] = InteriorPoint(heads[head_of[head]], eps)
+        interior = interiors[head]
+        rows_here = np.arange(first, min(first + _CHUNK, n_query))
+        rows_here = rows_here[flat_alive[head, rows_here]]
+        if number == 0:
+            roomy = interior.roomy(flat_mask[head, rows_here])
+            _onward(interior, flat_rows[head], flat_best[head], flat_mask[head], rows_here[roomy])
+            searched[head, rows_here[roomy]] = True
+            rows_here = rows_here[~roomy]
         generator = np.random.default_rng((seed, head, number, first))
-        with locks[head]:
+        for i in rows_here:
+            if late():
+                return False
             if head not in solvers:
-                solvers[head] = Polytope(np.full(n_key, 1.0 / n_key), heads[head_of[head]], eps=eps)
-            for i in range(first, min(first + _CHUNK, n_query)):
-                if time.monotonic() - begin > budget:
-                    return False
-                if flat_alive[head, i]:
-                    seen = flat_mask[head, i]
-                    _improve(solvers[head], flat_rows[head, i], flat_best[head, i], seen, number, generator)
-                    searched[head, i] = True
+                uniform = np.full(n_key, 1.0 / n_key)
+                solvers[head] = Polytope(uniform, interior.values, constraints=interior.constraints)
+            _improve(solvers[head], flat_rows[head, i], flat_best[head, i], flat_mask[head, i], number, generator)
+            searched[head, i] = True
         return True
 
-    completed = 0
-    starts = range(0, n_query, _CHUNK)
+    completed, ended = 0, True
     with ThreadPoolExecutor(max_workers=workers) as pool:
         for number in range(rounds):
-            # Chunk by chunk over all heads: when time runs out, every head has had its share.
-            tasks = [(number, first, head) for first in starts for head in range(size)]
-            if not all(list(pool.map(work, tasks))):
+            for first in range(0, n_query, _CHUNK):
+                # A chunk of every head, then the next: a head's rows come in one order, whatever the threads do; and
+                # when time runs out, every head has had its share.
+                chunk = functools.partial(work, number, first)
+                ended = all(list(pool.map(chunk, range(size)))) and ended
+            if not ended:
                 break
             completed += 1
     found = torch.from_numpy(flat_best).reshape(rows.shape)
@@ -147,6 +170,7 @@ def alternative_attention(
         rounds=completed,
         seconds=time.monotonic() - begin,
         searched=torch.from_numpy(searched).reshape(rows.shape[:-1]),
+        stopped=not ended,
     )
 
 
@@ -164,6 +188,30 @@ def _line_to_edge(rows: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     reach = torch.where(direction < 0, rows / -direction, torch.inf).amin(-1, keepdim=True)
     step = torch.where(torch.isfinite(reach), reach, 0.0)
     return (rows + step * direction).clamp(min=0.0)
+
+
+def _onward(
+    interior: InteriorPoint,
+    rows: Array,
+    best: Array,
+    seen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
+    at: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+) -> None:
+    """Rows at (t,), all together: as far as possible along the signs of what the first step moved.
+
+    No vertex is needed, so that the programs may end a few per cent from their optimum; every point on the way is exact.
+    """
+    if not len(at):
+        return
+    row, here = rows[at], best[at]
+    heavy = np.where(row >= 1.0 / seen[at].sum(1, keepdims=True), 1.0, -1.0)
+    distance = np.abs(here - row).sum(1)
+    costs = np.where((distance > SAME_ROW)[:, None], -np.sign(here - row), heavy)
+    found = interior.minima(costs, row, seen[at], close=0.05)
+    points = found.points / found.points.sum(1, keepdims=True)
+    exact = np.abs((points - row) @ interior.constraints.q).max(1) <= _EXACT
+    better = exact & (np.abs(points - row).sum(1) > distance + SAME_ROW)
+    best[at[better]] = points[better]
 
 
 def _improve(

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from whence.core.attention.polytope import Constraints, proved_minimum
 from whence.core.numerics.arrays import Array, Booleans
+from whence.core.numerics.threads import one_thread
 
 SOLVED = 1e-7
 """A program is solved when its point and its dual are so close: a tenth of what counts as exact."""
@@ -80,12 +81,13 @@ class InteriorPoint:
         target (k,): a program is left as soon as its point costs less. close: or as soon as point and dual are so close.
         """
         points, duals = np.array(rows), np.zeros((len(rows), self._q.shape[1]))
-        for first in range(0, len(rows), BATCH):
-            some = slice(first, first + BATCH)
-            below = np.full(len(costs[some]), -np.inf) if target is None else target[some]
-            mask = None if seen[some].all() else torch.from_numpy(seen[some]).to(torch.float64)
-            c, a = torch.from_numpy(costs[some]), torch.from_numpy(rows[some])
-            points[some], duals[some] = (t.numpy() for t in self._solve(c, a, mask, torch.from_numpy(below), close))
+        with one_thread():
+            for first in range(0, len(rows), BATCH):
+                some = slice(first, first + BATCH)
+                below = np.full(len(costs[some]), -np.inf) if target is None else target[some]
+                mask = None if seen[some].all() else torch.from_numpy(seen[some]).to(torch.float64)
+                c, a = torch.from_numpy(costs[some]), torch.from_numpy(rows[some])
+                points[some], duals[some] = (t.numpy() for t in self._solve(c, a, mask, torch.from_numpy(below), close))
         attained = (costs * points).sum(1)
         value_duals = duals @ self.constraints.dual_map.T
         proved = proved_minimum(costs, value_duals, rows, self.values, 0.0, allowance=2.0, seen=seen)
@@ -155,6 +157,7 @@ class InteriorPoint:
 
 
 def _cholesky(normal: Tensor) -> Tensor:
+    factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(normal)
     if bool(failed.any()):
         diagonal = normal.diagonal(dim1=-2, dim2=-1)

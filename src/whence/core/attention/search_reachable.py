@@ -15,6 +15,7 @@ from torch import Tensor
 from whence.core.attention.reachable_rows import _centred_basis, near_tied
 from whence.core.numerics.basis import unit_scale
 from whence.core.numerics.checks import as_row, check_values, shape
+from whence.core.numerics.threads import one_thread
 from whence.core.numerics.tolerances import rank_eps
 from whence.errors import InputError
 
@@ -48,6 +49,7 @@ class ReachableSearch:
         return f"none found in {self.starts} starts"
 
 
+@one_thread()
 def search_reachable(
     attention_row: Tensor,
     keys: Tensor,

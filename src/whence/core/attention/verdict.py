@@ -23,8 +23,10 @@ from whence.core.attention.polytope import Polytope, proved_minimum
 from whence.core.numerics.arrays import Array, Booleans, Integers
 from whence.core.numerics.checks import as_rows, check_pair, shape
 from whence.core.numerics.masks import full_mask
+from whence.core.numerics.threads import one_thread
 from whence.core.numerics.tolerances import GAP, rank_eps
 from whence.errors import InputError
+
 
 class RowVerdict(IntEnum):
     """What may be said of a row; NONE: it sees nothing, or it was not looked at."""
@@ -50,6 +52,7 @@ def unique_rows(attention: Tensor, values: Tensor, *, visible: Tensor | None = N
     return (free == 0) & seen
 
 
+@one_thread()
 def row_verdicts(
     attention: Tensor,
     values: Tensor,
@@ -117,6 +120,7 @@ def by_bounds(attention: Tensor, bounds: WeightBounds, epsilon: float) -> Tensor
     return verdicts
 
 
+@one_thread()
 def solved_rows(
     attention: Tensor, values: Tensor, visible: Tensor, upper: Tensor, epsilon: float, *, widths: bool = False
 ) -> tuple[Tensor, Tensor]:
