@@ -194,7 +194,7 @@ def _onward(
     interior: InteriorPoint,
     rows: Array,
     best: Array,
-    seen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
+    visible: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
     at: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
 ) -> None:
     """Rows at (t,), all together: as far as possible along the signs of what the first step moved.
@@ -204,10 +204,10 @@ def _onward(
     if not len(at):
         return
     row, here = rows[at], best[at]
-    heavy = np.where(row >= 1.0 / seen[at].sum(1, keepdims=True), 1.0, -1.0)
+    heavy = np.where(row >= 1.0 / visible[at].sum(1, keepdims=True), 1.0, -1.0)
     distance = np.abs(here - row).sum(1)
     costs = np.where((distance > SAME_ROW)[:, None], -np.sign(here - row), heavy)
-    found = interior.minima(costs, row, seen[at], close=0.05)
+    found = interior.minima(costs, row, visible[at], close=0.05)
     points = found.points / found.points.sum(1, keepdims=True)
     exact = np.abs((points - row) @ interior.constraints.q).max(1) <= _EXACT
     better = exact & (np.abs(points - row).sum(1) > distance + SAME_ROW)

@@ -63,20 +63,20 @@ class InteriorPoint:
         # Row by row the upper triangle of every outer product of a row of q with itself.
         self._outer = torch.cat([self._q[:, j:] * self._q[:, j : j + 1] for j in range(rank)], 1)
 
-    def roomy(self, seen: Booleans) -> Booleans:
-        """Which rows see enough keys, seen (m, n), for this to be the faster way."""
-        return np.asarray(seen.sum(-1) >= 1.25 * self._q.shape[1])
+    def roomy(self, visible: Booleans) -> Booleans:
+        """Which rows see enough keys, visible (m, n), for this to be the faster way."""
+        return np.asarray(visible.sum(-1) >= 1.25 * self._q.shape[1])
 
     def minima(
         self,
         costs: Array,
         rows: Array,
-        seen: Booleans,
+        visible: Booleans,
         *,
         target: Array | None = None,
         close: float = 1e-8,
     ) -> Minima:
-        """min cᵀx for costs (k, n) over the polytopes of rows (k, n) that see the keys seen (k, n).
+        """min cᵀx for costs (k, n) over the polytopes of rows (k, n) that see the keys visible (k, n).
 
         target (k,): a program is left as soon as its point costs less. close: or as soon as point and dual are so close.
         """
@@ -85,15 +85,15 @@ class InteriorPoint:
             for first in range(0, len(rows), BATCH):
                 some = slice(first, first + BATCH)
                 below = np.full(len(costs[some]), -np.inf) if target is None else target[some]
-                mask = None if seen[some].all() else torch.from_numpy(seen[some]).to(torch.float64)
+                mask = None if visible[some].all() else torch.from_numpy(visible[some]).to(torch.float64)
                 c, a = torch.from_numpy(costs[some]), torch.from_numpy(rows[some])
                 points[some], duals[some] = (t.numpy() for t in self._solve(c, a, mask, torch.from_numpy(below), close))
         attained = (costs * points).sum(1)
         value_duals = duals @ self.constraints.dual_map.T
-        proved = proved_minimum(costs, value_duals, rows, self.values, 0.0, allowance=2.0, seen=seen)
+        proved = proved_minimum(costs, value_duals, rows, self.values, 0.0, allowance=2.0, visible=visible)
         feasible = np.abs((points - rows) @ self.constraints.q).max(1) <= _FEASIBLE
-        excess = np.where(seen, costs - value_duals @ self.values.T, np.inf)
-        excess = np.where(seen, excess - excess.min(1, keepdims=True), 0.0)
+        excess = np.where(visible, costs - value_duals @ self.values.T, np.inf)
+        excess = np.where(visible, excess - excess.min(1, keepdims=True), 0.0)
         return Minima(points, attained, proved, feasible, feasible & (attained - proved <= SOLVED), excess)
 
     def _solve(self, c: Tensor, a: Tensor, mask: Tensor | None, below: Tensor, close: float) -> tuple[Tensor, Tensor]:
@@ -110,27 +110,27 @@ class InteriorPoint:
         y[:, -1] = c.amin(-1) - 1.0  # q's last column is 1: a dual with every reduced cost at least 1
         s = c - y @ q.T
         for _ in range(_STEPS):
-            visible = x if mask is None else x * w
-            missing = right - visible @ q
-            gap = visible * s
-            cost = (c * visible).sum(-1)
+            active = x if mask is None else x * w
+            missing = right - active @ q
+            gap = active * s
+            cost = (c * active).sum(-1)
             done = (cost - (right * y).sum(-1)).abs() <= close
             done = (done | (cost < below)) & (missing.abs().amax(-1) <= _FEASIBLE)
             if bool(done.any()):
-                points[at[done]], multipliers[at[done]] = visible[done], y[done]
+                points[at[done]], multipliers[at[done]] = active[done], y[done]
                 left = ~done
                 if not bool(left.any()):
                     return points, multipliers
-                x, y, s, c, w, count, right, below, at, missing, gap, visible = (
-                    t[left] for t in (x, y, s, c, w, count, right, below, at, missing, gap, visible)
+                x, y, s, c, w, count, right, below, at, missing, gap, active = (
+                    t[left] for t in (x, y, s, c, w, count, right, below, at, missing, gap, active)
                 )
-            d = visible / s
+            d = active / s
             factor = _cholesky(self._normal(d))
             mean = gap.sum(-1, keepdim=True) / count
             # Predictor: straight for complementarity 0. Its success sets how far to centre, its product the correction.
-            dy = _backsolve(missing + visible @ q, factor)
+            dy = _backsolve(missing + active @ q, factor)
             ds = -(dy @ q.T)
-            dx = -visible - d * ds
+            dx = -active - d * ds
             ahead = (x + _reach(x, dx) * dx) * (s + _reach(s, ds * w) * ds) * w
             centring = (ahead.sum(-1, keepdim=True) / count / mean) ** 3
             move = (centring * mean - gap - dx * ds) * w / s

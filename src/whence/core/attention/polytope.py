@@ -19,10 +19,9 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from whence.core.numerics.arrays import Array
+from whence.core.numerics.arrays import Array, Booleans
 from whence.core.numerics.basis import column_basis, unit_scale
 from whence.core.numerics.tolerances import EPS64, SAME_ROW
 from whence.errors import MissingExtraError, WhenceError
@@ -53,19 +52,19 @@ def proved_minimum(
     slack: float,
     *,
     allowance: float = 1.0,
-    seen: npt.NDArray[np.bool_] | None = None,
+    visible: Booleans | None = None,
 ) -> Array:
     """Rigorous lower bounds on min cᵀx over P, one for each (cost, dual) pair; no solver involved.
 
     costs (k, n), duals (k, d_v), row (n,) or a row for each pair (k, n), values (n, d_v), slack δ ≥ 0. Each is
     uᵀo − δ‖u‖₁ + min_j(c_j − v_jᵀu) less `allowance` times a bound on the rounding of these sums, the costs' own
     included. Reported bounds leave twice the rounding, so that a later check, whose sums may run in another order, still
-    proves them with once. seen (k, n): the keys that each pair's row sees; None, all.
+    proves them with once. visible (k, n): the keys that each pair's row sees; None, all.
     """
     output = row @ values
     reduced = costs - duals @ values.T
-    if seen is not None:
-        reduced = np.where(seen, reduced, np.inf)
+    if visible is not None:
+        reduced = np.where(visible, reduced, np.inf)
     size = np.abs(duals) @ np.abs(values).max(axis=0, initial=0.0) + np.abs(costs).max(axis=1, initial=0.0)
     rounding = allowance * 4 * sum(values.shape) * EPS64 * (size + slack * np.abs(duals).sum(1))
     bound = (duals * output).sum(1) - slack * np.abs(duals).sum(1) + reduced.min(axis=1)
@@ -214,15 +213,13 @@ class Polytope:
         self._optimal = highspy.HighsModelStatus.kOptimal
         return highs
 
-    def minimum(self, cost: Array, seen: npt.NDArray[np.bool_] | None = None) -> Optimum:
-        """min cᵀx over P: the vertex, the dual and what the dual proves. cost (n,); seen (n,): as told to `move_to`."""
+    def minimum(self, cost: Array, visible: Booleans | None = None) -> Optimum:
+        """min cᵀx over P: the vertex, the dual and what the dual proves. cost (n,); visible (n,): as told to `move_to`."""
         vertex = self.vertex(cost)
         dual = self.dual()
-        visible = None if seen is None else seen[None]
-        bound = proved_minimum(cost[None], dual[None], self.row, self.values, self.slack, allowance=2.0, seen=visible)[
-            0
-        ]
-        return Optimum(vertex, dual, float(bound))
+        keys = None if visible is None else visible[None]
+        bound = proved_minimum(cost[None], dual[None], self.row, self.values, self.slack, allowance=2.0, visible=keys)
+        return Optimum(vertex, dual, float(bound[0]))
 
     def dual(self) -> Array:
         """The dual u (d_v,) of the program solved last."""
@@ -246,7 +243,7 @@ class Polytope:
             )
         return np.array(highs.getSolution().col_value)
 
-    def move_to(self, row: Array, visible: npt.NDArray[np.bool_]) -> None:
+    def move_to(self, row: Array, visible: Booleans) -> None:
         """Turn to another row of the same head (tolerance 0 only); hidden keys are fixed at 0.
 
         The constraint matrix stays, so the last basis is still a good place to start from.

@@ -79,7 +79,7 @@ def row_intervals(
     for query in range(len(attention)) if rows is None else rows:
         if stop():
             break
-        if head.seen[query].any():
+        if head.visible[query].any():
             some.append(query)
         if len(some) == size:
             yield from head.solve(some, keys[some].numpy())
@@ -89,20 +89,20 @@ def row_intervals(
 
 
 class _Head:
-    """rows and seen (n_query, n_key); values (n_key, d_v)."""
+    """rows and visible (n_query, n_key); values (n_key, d_v)."""
 
-    def __init__(self, rows: Array, values: Tensor, seen: Booleans) -> None:
-        self.rows, self.seen = rows, seen
+    def __init__(self, rows: Array, values: Tensor, visible: Booleans) -> None:
+        self.rows, self.visible = rows, visible
         self._interior = InteriorPoint(values.detach().to(torch.float64).numpy(), rank_eps(values.dtype))
         self._simplex: Polytope | None = None
 
     def solve(self, queries: list[int], keys: Integers) -> Iterator[RowInterval]:
         """The rows `queries`, whose keys (m, k) are wanted."""
-        roomy = self._interior.roomy(self.seen[queries])
+        roomy = self._interior.roomy(self.visible[queries])
         together = [q for q, fits in zip(queries, roomy, strict=True) if fits]
         found = self._together(together, keys[roomy]) if together else {}
         for query, wanted in zip(queries, keys, strict=True):
-            one = found[query] if query in found else _solve(self.simplex(query), query, wanted, self.seen[query])
+            one = found[query] if query in found else _solve(self.simplex(query), query, wanted, self.visible[query])
             if one is not None:
                 yield one
 
@@ -111,14 +111,14 @@ class _Head:
         if self._simplex is None:
             values, constraints = self._interior.values, self._interior.constraints
             self._simplex = Polytope(self.rows[query], values, perturbed=False, constraints=constraints)
-        self._simplex.move_to(self.rows[query], self.seen[query])
+        self._simplex.move_to(self.rows[query], self.visible[query])
         return self._simplex
 
     def _together(self, queries: list[int], keys: Integers) -> dict[int, RowInterval | None]:
         """Both ends for keys (m, k) of each row; None where what is proved is not what is attained."""
         m, k = keys.shape
         at = np.array(queries)
-        line, place = np.nonzero((keys != NO_KEY) & np.take_along_axis(self.seen[at], np.maximum(keys, 0), 1))
+        line, place = np.nonzero((keys != NO_KEY) & np.take_along_axis(self.visible[at], np.maximum(keys, 0), 1))
         ends = {-1.0: np.zeros((m, k)), 1.0: np.zeros((m, k))}
         sure = np.ones(m, dtype=bool)
         touched = np.zeros(
@@ -151,17 +151,17 @@ class _Head:
 
     def _minima(self, costs: Array, queries: Integers) -> tuple[Array, Array]:
         """Points and proved bounds; what the interior-point method leaves unproved is solved by the simplex method."""
-        found = self._interior.minima(costs, self.rows[queries], self.seen[queries])
+        found = self._interior.minima(costs, self.rows[queries], self.visible[queries])
         points, proved = found.points, found.proved
         for t in np.flatnonzero(~found.solved):
-            best = self.simplex(int(queries[t])).minimum(costs[t], self.seen[queries[t]])
+            best = self.simplex(int(queries[t])).minimum(costs[t], self.visible[queries[t]])
             points[t], proved[t] = best.vertex, best.bound
         return points, proved
 
     def _other(self, query: int, point: Array) -> Array:
-        row, seen = self.rows[query], self.seen[query]
+        row, visible = self.rows[query], self.visible[query]
         other = polished(point, row, self._interior.constraints.q)
-        return row if other[~seen].any() or 0.5 * np.abs(other - row).sum() < GAP else other
+        return row if other[~visible].any() or 0.5 * np.abs(other - row).sum() < GAP else other
 
 
 def _keep_farthest(farthest: Array, points: Array, rows: Array, own: Integers) -> None:

@@ -131,11 +131,11 @@ def solved_rows(
     """
     verdicts = np.full(len(attention), int(RowVerdict.NONE))
     width = np.full(len(attention), np.nan)
-    rows, seen = as_rows(attention, values, visible).numpy(), visible.numpy()
+    rows, mask = as_rows(attention, values, visible).numpy(), visible.numpy()
     interior = InteriorPoint(values.detach().to(torch.float64).numpy(), rank_eps(values.dtype))
-    roomy = np.flatnonzero(interior.roomy(seen))
+    roomy = np.flatnonzero(interior.roomy(mask))
     if len(roomy):
-        many = _Rows(interior, rows[roomy], seen[roomy], upper.numpy()[roomy], epsilon)
+        many = _Rows(interior, rows[roomy], mask[roomy], upper.numpy()[roomy], epsilon)
         verdicts[roomy] = many.verdicts(whole=widths)
         width[roomy] = many.width
     # What is left to the simplex method: rows that see few keys, and what interior points did not prove.
@@ -143,8 +143,8 @@ def solved_rows(
     for place in np.flatnonzero((verdicts == RowVerdict.NONE) | (np.isnan(width) & widths)):
         if solver is None:
             solver = Polytope(rows[place], interior.values, perturbed=False, constraints=interior.constraints)
-        solver.move_to(rows[place], seen[place])
-        one = _Row(solver, seen[place])
+        solver.move_to(rows[place], mask[place])
+        one = _Row(solver, mask[place])
         if widths:
             width[place] = one.top_width()
         verdicts[place] = _solved(one, upper[place].numpy(), epsilon)
@@ -154,12 +154,12 @@ def solved_rows(
 class _Rows:
     """Rows of one head by interior points, in the steps of `_solved`, many rows at once.
 
-    rows, seen, upper (m, n_key). A program is left as soon as its point shows that the row is open: every point on the
+    rows, visible, upper (m, n_key). A program is left as soon as its point shows that the row is open: every point on the
     way is an alternative. What cannot be shown or proved so stays NONE, and its width NaN.
     """
 
-    def __init__(self, interior: InteriorPoint, rows: Array, seen: Booleans, upper: Array, epsilon: float) -> None:
-        self.interior, self.rows, self.seen, self.upper, self.epsilon = interior, rows, seen, upper, epsilon
+    def __init__(self, interior: InteriorPoint, rows: Array, visible: Booleans, upper: Array, epsilon: float) -> None:
+        self.interior, self.rows, self.visible, self.upper, self.epsilon = interior, rows, visible, upper, epsilon
         self.top = rows.argmax(1)
         self.weight = rows.max(1)
         self.width = np.full(len(rows), np.nan)
@@ -194,15 +194,15 @@ class _Rows:
         costs = np.zeros((len(at), self.rows.shape[1]))
         for keys, sign in signed:
             costs[np.arange(len(at)), keys] += sign
-        return self.interior.minima(costs, self.rows[at], self.seen[at], target=target, close=self._close)
+        return self.interior.minima(costs, self.rows[at], self.visible[at], target=target, close=self._close)
 
     def _end(self, at: Integers, sign: float, target: Array | None) -> Minima:
         """The least sign·(heaviest weight) of rows at (t,); rows that a point on the way shows to be open are marked."""
-        found = self._minima(at, ((self.top[at], sign),), target)
-        own = found.points[np.arange(len(at)), self.top[at]]
-        moved = np.maximum(np.abs(own - self.weight[at]), (found.points - own[:, None]).max(1, initial=0.0))
-        self._verdicts[at[found.feasible & (moved > self._more)]] = RowVerdict.OPEN
-        return found
+        minima = self._minima(at, ((self.top[at], sign),), target)
+        own = minima.points[np.arange(len(at)), self.top[at]]
+        moved = np.maximum(np.abs(own - self.weight[at]), (minima.points - own[:, None]).max(1, initial=0.0))
+        self._verdicts[at[minima.feasible & (moved > self._more)]] = RowVerdict.OPEN
+        return minima
 
     def _raise_one(self, at: Integers) -> None:
         """Rows without a weight above ε: open when the key whose bound promises most can exceed it."""
