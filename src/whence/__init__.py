@@ -16,6 +16,7 @@ _PUBLIC = {
     "load": "whence.model.load",
     "Model": "whence.model.load",
     "trace": "whence.reading.tracing",
+    "stream": "whence.reading.streaming",
     "Trace": "whence.reading.trace",
     "doctor": "whence.reading.wiring.doctor",
     "substitute": "whence.reading.rerun.substitution",
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from whence.mixing.local_vs_global import local_vs_global
     from whence.model.load import Model, load
     from whence.reading.rerun.substitution import substitute
+    from whence.reading.streaming import stream
     from whence.reading.texts import read_texts
     from whence.reading.trace import Trace
     from whence.reading.tracing import trace

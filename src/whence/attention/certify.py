@@ -12,6 +12,8 @@ from whence.attention.heads import find_row, head_of, key_labels, row_of
 from whence.core.attention.certificate import Certificate, certify_row
 from whence.core.attention.head_certificate import HeadCertificate, certify_head
 from whence.core.numerics.tolerances import measured_in
+from whence.reading.joined_layers import ChosenLayer
+from whence.reading.streaming import Stream
 from whence.reading.trace import Trace
 from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
@@ -87,7 +89,7 @@ class TokenCertificate(Certificate):
 
 
 def certify(
-    trace: Trace,
+    trace: Trace | Stream,
     layer: int,
     head: int,
     query: int | str,
@@ -102,6 +104,7 @@ def certify(
     `query`: a position, or a token that stands once in the text. `top`: how many weights; None, all. `tolerance`:
     allow the head's contribution to the output to move by this share of its root mean square, per coordinate; the answer
     without it comes along as `exact`.
+    On a stream the pass ends at that layer, and no other row of attention is made.
     `orders`: also say which of these weights are certainly above which. `Certificate.check()` verifies all of it
     again without a solver.
 
@@ -111,6 +114,9 @@ def certify(
     >>> row.dimension, row.check()                 # 8 tokens, heads of 32: this row is unique
     (0, True)
     """
+    if isinstance(trace, Stream):
+        piece = trace.read(ChosenLayer(layer), attention)
+        return certify(piece, layer, head, query, top, tolerance, orders=orders, attention=attention)
     stack, found, place, row = find_row(trace, layer, head, query, attention)
     weights, values, visible = row_of(found, place, row)
     if tolerance > 0 and found._projection is not None:

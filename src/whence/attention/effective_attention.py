@@ -11,6 +11,8 @@ from whence.attention.heads import by_group, key_labels, sink_last
 from whence.core.attention.effective_attention import effective_attention as effective
 from whence.core.numerics.checks import Constraint
 from whence.errors import InputError
+from whence.reading.joined_layers import JoinedLayers
+from whence.reading.streaming import Stream
 from whence.reading.trace import Layer, Trace
 from whence.results.result import Result
 
@@ -28,7 +30,7 @@ def effective_attention(
 ) -> Tensor: ...  # fmt: skip
 @overload
 def effective_attention(
-    first: Trace, /, *, attention: str | None = ..., constraint: Constraint = ...
+    first: Trace | Stream, /, *, attention: str | None = ..., constraint: Constraint = ...
 ) -> EffectiveAttention: ...  # fmt: skip
 @overload
 def effective_attention(
@@ -36,7 +38,7 @@ def effective_attention(
     outputs: Tensor | None = ...,
 ) -> Tensor: ...  # fmt: skip
 def effective_attention(
-    first: Tensor | Trace | None = None,
+    first: Tensor | Trace | Stream | None = None,
     second: Tensor | None = None,
     /,
     *,
@@ -61,7 +63,7 @@ def effective_attention(
     >>> whence.effective_attention(trace).axes
     ('layer', 'head', 'query', 'key')
     """
-    if isinstance(first, Trace):
+    if isinstance(first, (Trace, Stream)):
         if isinstance(attention, Tensor) or second is not None or values is not None or visible is not None:
             raise InputError("a trace brings its own attention, values and masks: give none beside it.")
         return of_trace(first, constraint=constraint, attention=attention)
@@ -88,8 +90,15 @@ def of_layer(layer: Layer, constraint: Constraint = "output", *, columns: int | 
     return sink_last(layer, found, max(found.shape[-1], columns or 0))[..., : columns or keys]
 
 
-def of_trace(trace: Trace, *, constraint: Constraint = "output", attention: str | None = None) -> EffectiveAttention:
+def of_trace(
+    trace: Trace | Stream, *, constraint: Constraint = "output", attention: str | None = None
+) -> EffectiveAttention:
     """All layers and heads of one stack of a trace."""
+    if isinstance(trace, Stream):
+        joined: EffectiveAttention = trace.read(
+            JoinedLayers(lambda one: of_trace(one, constraint=constraint)), attention
+        )
+        return joined
     stack = trace.of(attention)
     labels = key_labels(stack)
     found = [of_layer(layer, constraint, columns=len(labels)) for layer in stack]

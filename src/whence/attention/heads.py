@@ -47,16 +47,23 @@ def by_group(layer: Layer) -> tuple[Tensor, Tensor, Tensor | None]:
 
     With a sink there is one key more, the first (`sink_last` puts it last).
     """
-    attention, values, visible = layer.attention, identifying_values(layer), layer.visible
-    sink = layer.sink
+    attention, sink = layer.attention, layer.sink
     if sink is not None:
         attention = torch.cat([sink.to(attention)[..., None], attention], -1)
+    values, visible = values_by_group(layer)
+    return attention.unflatten(0, (values.shape[0], -1)), values, visible
+
+
+def values_by_group(layer: Layer) -> tuple[Tensor, Tensor | None]:
+    """Values and mask of `by_group`, without the attention."""
+    values, visible = identifying_values(layer), layer.visible
+    if layer.sink is not None:
         values = pad(values, (0, 0, 1, 0))
         visible = None if visible is None else pad(visible, (1, 0), value=True)
-    groups = values.shape[0]
     if visible is not None and visible.dim() == 3:
-        visible = visible.unflatten(0, (groups, -1)) if visible.shape[0] == attention.shape[0] else visible[:, None]
-    return attention.unflatten(0, (groups, -1)), values[:, None], visible
+        groups = values.shape[0]
+        visible = visible.unflatten(0, (groups, -1)) if visible.shape[0] == len(layer.heads) else visible[:, None]
+    return values[:, None], visible
 
 
 def sink_last(layer: Layer, by_key: Tensor, columns: int) -> Tensor:
@@ -64,8 +71,9 @@ def sink_last(layer: Layer, by_key: Tensor, columns: int) -> Tensor:
 
     A layer without a sink in a stack that has them elsewhere gets 0 there.
     """
-    by_key = by_key if layer.sink is None else by_key.roll(-1, -1)
-    return pad(by_key, (0, columns - by_key.shape[-1]))
+    if layer.sink is None:
+        return pad(by_key, (0, columns - by_key.shape[-1]))
+    return torch.cat([pad(by_key[..., 1:], (0, columns - by_key.shape[-1])), by_key[..., :1]], -1)
 
 
 def key_labels(stack: Stack) -> Tokens:

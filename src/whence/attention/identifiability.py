@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from whence.attention.effective_attention import of_layer
-from whence.attention.heads import by_group, key_labels, sink_last
+from whence.attention.heads import by_group, key_labels, sink_last, values_by_group
 from whence.core.attention.leverage import leverage as leverage_of
 from whence.core.attention.null_space import NullSpace, null_space
 from whence.core.numerics.tolerances import measured_in
+from whence.reading.joined_layers import JoinedLayers
+from whence.reading.streaming import Stream
 from whence.reading.trace import Layer, Stack, Trace
 from whence.results.labels import Tokens
 from whence.results.result import Result
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 COUNTS = ("length", "rank", "simplex_rank", "null_dimension", "simplex_null_dimension")
 _CACHED = 1 << 14  # numbers worked on together
+_ROWS = 1 << 22  # weights of a block of rows: 16 MB in float32
 CONDITIONS = ("condition", "simplex_condition")
 
 
@@ -81,11 +84,11 @@ def token_types(tokens: Any) -> tuple[str, ...]:
 
 
 def identifiability(
-    trace: Trace,
+    trace: Trace | Stream,
     *,
     keys: bool = False,
     condition: bool = False,
-    leverage: bool = True,
+    leverage: bool | None = None,
     attention: str | None = None,
 ) -> Identifiability:
     """Rank, null space, leverage, null share and raw–effective correlation of every attention row.
@@ -93,13 +96,20 @@ def identifiability(
     With `condition=True` also the condition numbers of V and V − 1μᵀ for each row (one factorisation a row under a
     causal mask). With `keys=True` also, for each row, the local dimension of the alternatives that some query could
     have produced (`reachable_dimension`; −1: undetermined) and for each head the bound of the near-tied theorem
-    (`near_tied_bound`). leverage=False leaves the leverage out, a third of the work.
+    (`near_tied_bound`). leverage=False leaves the leverage out, a third of the work; None: it is computed for a trace and
+    left out of a stream, where it would be a number for every weight. Long texts are worked on in blocks of rows.
 
     >>> import whence
     >>> found = whence.identifiability(whence.trace(whence.load(), "The bank raised its rates."))
     >>> int(found.extra["null_dimension"].max())        # 8 tokens, heads of 32: nothing is free
     0
     """
+    if isinstance(trace, Stream):
+        options: dict[str, Any] = {"keys": keys, "condition": condition, "leverage": bool(leverage)}
+        rows = JoinedLayers(lambda piece: identifiability(piece, **options))
+        joined: Identifiability = trace.read(rows, attention)
+        return joined
+    leverage = leverage is not False
     stack = trace.of(attention)
     labels = key_labels(stack)
     names = COUNTS + CONDITIONS if condition else COUNTS
@@ -132,7 +142,7 @@ def _stacked(layers: list[Tensor]) -> Tensor:
 
 def _null_spaces(stack: Stack) -> list[NullSpace]:
     """The null space of every layer. Layers under one mask go together: small problems are faster in one batch."""
-    parts = [by_group(layer)[1:] for layer in stack]
+    parts = [values_by_group(layer) for layer in stack]
     found: list[NullSpace | None] = [None] * len(parts)
     for first, (values, visible) in enumerate(parts):
         if found[first] is not None:
@@ -155,41 +165,52 @@ def _same_mask(a: Tensor | None, b: Tensor | None) -> bool:
 def _layer(
     layer: Layer, labels: Tokens, space: NullSpace, names: tuple[str, ...], with_leverage: bool
 ) -> dict[str, Tensor]:
-    weights, values, visible = by_group(layer)
-    heads, n_query, n_key = len(layer.heads), weights.shape[-2], weights.shape[-1]
-    raw = weights.flatten(0, 1).to(measured_in(weights.dtype))
-    full = (*weights.shape[:2], n_query)
+    values, visible = values_by_group(layer)
+    heads, n_query, _ = layer.shape
+    full = (values.shape[0], heads // values.shape[0], n_query)
 
     def per_row(t: Tensor) -> Tensor:
         return (t if visible is not None else t[..., None]).expand(full).reshape(heads, n_query)
 
     measures = {name: per_row(getattr(space, name)) for name in names}
-    raw = sink_last(layer, raw, len(labels))
-    # Values of full row rank have no null space: the effective attention is the attention itself.
-    effective = of_layer(layer, columns=len(labels)) if bool(space.null_dimension.any()) else raw
-    seen = n_key if visible is None else visible.sum(-1).expand(full).reshape(heads, n_query)
-    measures["null_share"], measures["r"], measures["head_r"] = null_share_and_r(raw, effective, seen)
+    blocks = [_block(block, labels, bool(space.null_dimension.any())) for block in layer.blocks(_ROWS)]
+    gaps, sums = (torch.cat([block[i] for block in blocks], -1) for i in (0, 1))
+    seen = measures["length"].to(torch.float64)
+    measures["null_share"], measures["r"], measures["head_r"] = gaps, _r(seen, sums), _r(seen.sum(-1), sums.sum(-1))
+    measures["raw_by_type"], measures["effective_by_type"] = (
+        (torch.stack([block[i] for block in blocks]).sum(0) / n_query).to(measured_in(values.dtype)) for i in (2, 3)
+    )
     if with_leverage:
         lever = leverage_of(values, visible=visible)
         if visible is None:
             lever = lever[..., None, :]
         lever = lever.expand(*full[:2], *lever.shape[-2:]).flatten(0, 1)
         measures["leverage"] = sink_last(layer, lever, len(labels)).to(torch.float32)
-    kinds, types = labels.kinds(), token_types(labels)
-    picks = torch.tensor([[k == t for t in types] for k in kinds], dtype=torch.float64)
-    measures["raw_by_type"], measures["effective_by_type"] = (
-        (t.mean(1, dtype=torch.float64) @ picks).to(raw.dtype) for t in (raw, effective)
-    )
     return measures
 
 
-def null_share_and_r(raw: Tensor, effective: Tensor, length: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """‖a − a⊥‖₁/‖a‖₁ and Pearson r of each row [head, query], and r of each head [head]; float64.
+def _block(layer: Layer, labels: Tokens, free: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Null shares and sums of some rows (`row_sums`), and the raw and effective mass on each token type, by head.
 
-    length: how many keys a row sees; hidden keys are 0 on both sides and enter no sum, but they would lift r if they
-    were counted. A row or head whose weights are all equal has no r (NaN).
+    free: whether any row has a null space; values of full row rank have none, and attention is its own effective part.
     """
-    n = torch.as_tensor(length, dtype=torch.float64).expand(raw.shape[:-1])
+    weights = by_group(layer)[0]
+    raw = weights.flatten(0, 1).to(measured_in(weights.dtype))
+    columns = len(labels) if layer.sink is not None else raw.shape[-1]  # under a causal mask, the keys that they see
+    raw = sink_last(layer, raw, columns)
+    effective = of_layer(layer, columns=columns) if free else raw
+    gaps, sums = row_sums(raw, effective)
+    kinds, types = labels.kinds(), token_types(labels)
+    picks = torch.tensor([[k == t for t in types] for k in kinds[:columns]], dtype=torch.float64)
+    by_type = [t.sum(1, dtype=torch.float64) @ picks for t in (raw, effective)]
+    return gaps, sums, by_type[0], by_type[1]
+
+
+def row_sums(raw: Tensor, effective: Tensor) -> tuple[Tensor, Tensor]:
+    """‖a − a⊥‖₁/‖a‖₁ of each row [head, query], and what r is made of: Σa, Σa⊥, Σa², Σa⊥², Σaa⊥ [5, head, query]; float64.
+
+    Hidden keys are 0 on both sides and enter no sum.
+    """
     gaps, sums = [], []
     # As many heads at a time as keep their float64 copies in the cache.
     heads = max(1, _CACHED // max(1, raw[0].numel()))
@@ -197,8 +218,18 @@ def null_share_and_r(raw: Tensor, effective: Tensor, length: int | Tensor) -> tu
         a64, e64 = a.to(torch.float64), e.to(torch.float64)
         gaps.append((a64 - e64).abs().sum(-1) / a64.abs().sum(-1))
         sums.append(torch.stack([t.sum(-1) for t in (a64, e64, a64 * a64, e64 * e64, a64 * e64)]))
-    total = torch.cat(sums, 1)
-    return torch.cat(gaps), _r(n, total), _r(n.sum(-1), total.sum(-1))
+    return torch.cat(gaps), torch.cat(sums, 1)
+
+
+def null_share_and_r(raw: Tensor, effective: Tensor, length: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """‖a − a⊥‖₁/‖a‖₁ and Pearson r of each row [head, query], and r of each head [head]; float64.
+
+    length: how many keys a row sees; hidden keys would lift r if they were counted. A row or head whose weights are all
+    equal has no r (NaN).
+    """
+    n = torch.as_tensor(length, dtype=torch.float64).expand(raw.shape[:-1])
+    gaps, total = row_sums(raw, effective)
+    return gaps, _r(n, total), _r(n.sum(-1), total.sum(-1))
 
 
 def _r(n: Tensor, sums: Tensor) -> Tensor:

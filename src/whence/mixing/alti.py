@@ -39,6 +39,7 @@ class Alti:
     second_norm: bool = False
     model: Any = None
     batched: ClassVar[bool] = True
+    by_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.distance not in ("l1", "l2"):
@@ -59,7 +60,8 @@ def alti(decomposition: Decomposition, distance: str = "l1") -> tuple[Tensor, Te
 
     A row whose closeness is nowhere positive says nothing about its origin: it is given to the token itself.
     """
-    return normalise_rows(closeness(decomposition, distance).clamp_(min=0), crossed=decomposition.crossed)
+    scores = closeness(decomposition, distance).clamp_(min=0)
+    return normalise_rows(scores, crossed=decomposition.crossed, first_row=decomposition.first_row)
 
 
 def closeness(decomposition: Decomposition, distance: str = "l1") -> Tensor:
@@ -73,10 +75,11 @@ def closeness(decomposition: Decomposition, distance: str = "l1") -> Tensor:
     scaled = state if decomposition.scale is None else state / decomposition.scale
     y = scaled if scaled.dim() == 3 else scaled[None]
     weights = decomposition.by_key
-    own_weights = None if decomposition.crossed or "diagonal" in vars(decomposition) else decomposition.own_weights
-    out, seen = _sums(
-        weights, decomposition.values_by_key, decomposition.weight, y, decomposition.causal, distance, own_weights
-    )
+    square = weights.shape[1] == y.shape[0] * y.shape[1]  # else a block of rows, or other tokens than their own
+    known = decomposition.crossed or not square or "diagonal" in vars(decomposition)
+    own_weights = None if known else decomposition.own_weights
+    before = decomposition.first_row if decomposition.causal else None
+    out, seen = _sums(weights, decomposition.values_by_key, decomposition.weight, y, before, distance, own_weights)
     if seen is not None:
         decomposition.remember(seen)
     if distance == "l1":
@@ -91,11 +94,11 @@ def closeness(decomposition: Decomposition, distance: str = "l1") -> Tensor:
     closer = closer if decomposition.scale is None else closer.mul_(decomposition.scale.view(*y.shape[:2], 1))
     closer = closer if scaled.dim() == 3 else closer[0]
     if decomposition.causal:
-        closer = closer.tril_()  # what is not seen contributes exactly nothing
+        closer = closer.tril_(decomposition.first_row)  # what is not seen contributes exactly nothing
     own = _lengths(state, distance) - _lengths(state - decomposition.diagonal, distance)
     if decomposition.crossed:
         return torch.cat([closer, own[..., None]], dim=-1)
-    torch.diagonal(closer, dim1=-2, dim2=-1).copy_(own)
+    torch.diagonal(closer, decomposition.first_row, dim1=-2, dim2=-1).copy_(own)
     return closer
 
 
@@ -104,13 +107,14 @@ def _sums(
     values: Tensor,
     weight: Tensor,
     y: Tensor,
-    causal: bool,
+    before: int | None,
     distance: str,
     own_weights: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """(sequence · key, query): Σ_d max(t, y), or Σ_d (t − y)² for L2, with t_ij = Σ_h A^h_ij U^h_j.
 
     weights (head, sequence · key, query), values (head, sequence · key, d_v), weight (head, d_v, d), y (sequence, query, d).
+    before: under a causal mask, how many keys come before the first query's own; None: every key may be seen.
     With own_weights (sequence · key, head), A_jj, also t_jj (sequence · key, d), while the U are there.
     """
     n_query, width = y.shape[1:]
@@ -129,7 +133,7 @@ def _sums(
         if own_weights is not None and seen is not None:
             torch.bmm(own_weights[first:last, None], sources, out=seen[first:last])
         # Under a causal mask no query before the block's first key sees any of them.
-        begin = first % (weights.shape[1] // y.shape[0]) if causal else 0
+        begin = 0 if before is None else max(0, first % (weights.shape[1] // y.shape[0]) - before)
         for row in range(begin, n_query, rows):
             end = min(row + rows, n_query)
             target = y[at, None, row:end]

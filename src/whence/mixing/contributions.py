@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, overload
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor
 from whence import method_table
 from whence.errors import InputError
 from whence.mixing.mixture import Mixture
-from whence.mixing.rollout import rollout
+from whence.mixing.rollout import rollout as roll_out
 from whence.reading.layer import refuse_following
+from whence.reading.streaming import Stream
 from whence.reading.trace import Trace
 
 LAYER, EMBEDDINGS = "layer", "embeddings"
@@ -54,7 +56,7 @@ class Contributions(Mixture):
         if self.layers != tuple(range(len(self.layers))):
             raise InputError(f"rollout needs every layer from 0 on; this result has layers {list(self.layers)}.")
         refuse_following(f"the rollout of {self.method}", self.provenance.settings.get("mixes"))
-        values = self._through_encoder() if self.source_length else rollout(self.values)
+        values = self._through_encoder() if self.source_length else roll_out(self.values)
         settings = {**self.provenance.settings, "origin": EMBEDDINGS}
         return replace(self, values=values, provenance=self.provenance.by(self.method, **settings))
 
@@ -65,7 +67,7 @@ class Contributions(Mixture):
                 "this result has lost its encoder's layers (after select or words): roll it out before that."
             )
         source = self.source_length
-        encoder = rollout(self.extra["encoder"].to(self.values))[-1]
+        encoder = roll_out(self.extra["encoder"].to(self.values))[-1]
         before = torch.cat(
             [self.values.new_zeros(self.shape[1], source), torch.eye(self.shape[1]).to(self.values)], dim=1
         )
@@ -83,15 +85,30 @@ def contributions(trace: Trace, method: str = ..., **options: Any) -> Contributi
 def contributions(trace: Trace, method: list[str] | tuple[str, ...], **options: Any) -> dict[str, Contributions]: ...
 @overload
 def contributions(trace: Sequence[Trace], method: str = ..., **options: Any) -> list[Contributions]: ...
+@overload
+def contributions(trace: Stream, method: str = ..., **options: Any) -> Any: ...
 def contributions(
-    trace: Trace | Sequence[Trace], method: str | list[str] | tuple[str, ...] = "alti", **options: Any
-) -> Contributions | list[Contributions] | dict[str, Contributions]:
+    trace: Trace | Stream | Sequence[Trace],
+    method: str | list[str] | tuple[str, ...] = "alti",
+    *,
+    rollout: bool = False,
+    layers: Sequence[int] | None = None,
+    each: Callable[[Contributions], Any] | None = None,
+    **options: Any,
+) -> Any:
     """Which tokens each hidden token is made of, by `method`; `.rollout()` follows it back to the embeddings.
 
     method: one of `whence.methods("mixing")` that gives shares by layer: alti, norms, rollout, decompx, …. The command
     `whence methods` lists them with their papers and options; the class or function of each says what it computes.
 
     Several methods at once (a list of names) share the work on each layer and come back by name; several traces, in order.
+
+    rollout: the aggregate from the embeddings, as `.rollout()` gives it. layers: which ones are given back (negative from the
+    end), all by default. each: a summary that is given back in place of each layer's shares (`Contributions.own_share`),
+    the frames one below the other.
+
+    On a stream (`whence.stream`), with the methods that read one layer at a time: every layer is dropped before the next, and
+    no more is held than what was asked for.
 
     attention: "encoder" or "decoder" of an encoder–decoder; None: both together (ALTI+), where the method can.
     model: needed by the methods that run it again, where the trace came from a file.
@@ -106,10 +123,20 @@ def contributions(
     """
     from whence.mixing.layerwise import by_layer, layer_method
 
+    if isinstance(trace, Stream):
+        return _of_stream(trace, method, rollout, layers, each, options)
+    if rollout or layers is not None or each is not None:
+        found: Any = contributions(trace, method, **options)  # type: ignore[arg-type]
+        narrowed = partial(_narrowed, rolled=rollout, layers=layers, each=each)
+        if isinstance(found, dict):
+            return {name: _each_of(narrowed, one) for name, one in found.items()}
+        return _each_of(narrowed, found)
     traces = [trace] if isinstance(trace, Trace) else list(trace)
-    for each in traces:
-        if not isinstance(each, Trace):
-            raise InputError(f"contributions takes what whence.trace gives, not a {type(each).__name__}.")
+    for given in traces:
+        if not isinstance(given, Trace):
+            raise InputError(
+                f"contributions takes what whence.trace or whence.stream gives, not a {type(given).__name__}."
+            )
     entries = {
         given: method_table.method(given, BY_LAYER) for given in ([method] if isinstance(method, str) else method)
     }
@@ -120,7 +147,7 @@ def contributions(
     own = {name: value for name, value in options.items() if name != "attention"}
     named = [(entry.name, layer_method(entry.function, own)) for entry in shared.values()]
     results: dict[str, list[Any]] = {
-        given: [entry(each, **options) for each in traces] for given, entry in entries.items() if given not in shared
+        given: [entry(one, **options) for one in traces] for given, entry in entries.items() if given not in shared
     }
     results |= zip(shared, by_layer(traces, named, options.get("attention")), strict=True)
     if isinstance(trace, Trace):
@@ -131,3 +158,54 @@ def contributions(
 
 
 BY_LAYER = ("matrix", "contributions")
+
+
+def _each_of(change: Callable[[Contributions], Any], found: Contributions | list[Contributions]) -> Any:
+    return [change(one) for one in found] if isinstance(found, list) else change(found)
+
+
+def _narrowed(
+    found: Contributions,
+    *,
+    rolled: bool,
+    layers: Sequence[int] | None,
+    each: Callable[[Contributions], Any] | None,
+) -> Any:
+    """The result as it was asked for: rolled out, some layers of it, or a summary."""
+    found = found.rollout() if rolled else found
+    if layers is not None:
+        count = len(found.layers)
+        bad = [i for i in layers if not -count <= i < count]
+        if bad:
+            raise InputError(f"there is no layer {bad[0]}; there are {count} (0 … {count - 1}).")
+        found = found.select(layer=[found.layers[i] for i in layers])
+    return found if each is None else each(found)
+
+
+def _of_stream(
+    stream: Stream,
+    method: str | list[str] | tuple[str, ...],
+    rolled: bool,
+    layers: Sequence[int] | None,
+    each: Callable[[Contributions], Any] | None,
+    options: dict[str, Any],
+) -> Any:
+    from whence.mixing.streamed import LayerContributions
+
+    names = [method] if isinstance(method, str) else list(method)
+    for given in names:
+        entry = method_table.method(given, BY_LAYER)
+        if entry.gives != "matrix":
+            raise InputError(
+                f"{given} runs the model again or follows all layers at once, and takes a trace: stream.collect() gives one."
+            )
+        entry.check_options(options)
+    attention = options.get("attention")
+    own = {name: value for name, value in options.items() if name != "attention"}
+
+    def of_layer(piece: Trace) -> dict[str, Contributions]:
+        found: dict[str, Contributions] = contributions(replace(piece, model=None), names, **own)
+        return found
+
+    results = stream.read(LayerContributions(of_layer, rollout=rolled, layers=layers, each=each), attention)
+    return results[method] if isinstance(method, str) else results

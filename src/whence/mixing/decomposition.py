@@ -54,6 +54,7 @@ class Decomposition:
     state: Tensor
     causal: bool = False
     crossed: bool = False  # own is a further column, not the diagonal
+    first_row: int = 0  # where the first query's own token is among the keys: a block of rows begins further down
 
     @property
     def columns(self) -> int:
@@ -88,8 +89,9 @@ class Decomposition:
         """(query, d): T_ii, the token's own part: residual and attention to itself. Crossed: the residual alone."""
         if self.crossed:
             return self.own
-        weights = torch.diagonal(self.attention, dim1=-2, dim2=-1)  # (head, token)
-        return self._owned(joined(self.values * weights[..., None]) @ self.weight.flatten(0, 1))
+        weights = torch.diagonal(self.attention, self.first_row, dim1=-2, dim2=-1)  # (head, token)
+        own = self.values.narrow(-2, self.first_row, weights.shape[-1])
+        return self._owned(joined(own * weights[..., None]) @ self.weight.flatten(0, 1))
 
     def _owned(self, visible: Tensor) -> Tensor:
         return self.own + (visible if self.scale is None else visible * self.scale)
@@ -109,7 +111,7 @@ class Decomposition:
         parts = parts if self.scale is None else parts * self.scale[..., None, :]
         if self.crossed:
             return torch.cat([parts, self.own[..., None, :]], dim=-2)
-        torch.diagonal(parts, dim1=-3, dim2=-2).copy_(self.diagonal.transpose(-1, -2))
+        torch.diagonal(parts, self.first_row, dim1=-3, dim2=-2).copy_(self.diagonal.transpose(-1, -2))
         return parts
 
     def through(self, wiring: Wiring, before: Tensor) -> Decomposition:
@@ -160,7 +162,7 @@ def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
 
     attention = to(layer.attention)
     queries, keys = attention.shape[-2:]
-    if not crossed and queries != keys:
+    if not crossed and queries != keys and layer.first_row is None:
         raise InputError(
             f"layer {layer.index} has {queries} queries and {keys} keys: it looks at other tokens "
             "than its own, and is read together with the decoder it belongs to."
@@ -179,7 +181,18 @@ def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
     if projection.rows is not None:
         attention, values, weight = _separated(attention, values, weight, projection.rows)
     bias = split.bias.expand_as(split.state)
-    return Decomposition(attention, values, weight, split.scale, split.own, bias, split.state, layer.causal, crossed)
+    return Decomposition(
+        attention,
+        values,
+        weight,
+        split.scale,
+        split.own,
+        bias,
+        split.state,
+        layer.causal,
+        crossed,
+        layer.first_row or 0,
+    )
 
 
 def _separated(attention: Tensor, values: Tensor, weight: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

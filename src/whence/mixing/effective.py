@@ -24,6 +24,7 @@ class Effective:
     """
 
     constraint: str = "simplex"
+    by_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.constraint not in ("simplex", "output"):
@@ -46,4 +47,4 @@ class EffectiveRollout(Effective):
 
     def matrix(self, layer: LayerView) -> Tensor:
         """(query, source)"""
-        return half_residual(self.heads(layer), layer.crossed)
+        return half_residual(self.heads(layer), layer.crossed, layer.first_row)

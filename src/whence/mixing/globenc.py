@@ -20,6 +20,7 @@ class GlobEnc:
 
     model: Any = None
     batched: ClassVar[bool] = True
+    by_rows: ClassVar[bool] = True
 
     def matrix(self, layer: LayerView) -> Tensor:
         """(query, source)"""

@@ -33,7 +33,8 @@ Matrix = Tensor | tuple[Tensor, Tensor]
 class LayerMethod(Protocol):
     """What an entry that gives a "matrix" makes of its options.
 
-    It may have two attributes, False unless it says otherwise. joint: it can read an encoder and its decoder together
+    It may have three attributes, False unless it says otherwise. by_rows: it can read a block of a layer's rows
+    (`Layer.block`), so that a long text never has its attention whole. joint: it can read an encoder and its decoder together
     (ALTI+), with a column for the residual where the layer is crossed. batched: it can read a layer of several
     sequences, whose tensors have the sequence as their first axis.
     """
@@ -68,8 +69,9 @@ class LayerView:
     def __init__(self, layer: Layer, trace: Trace, stack: str) -> None:
         self.layer, self.trace, self.stack = layer, trace, stack
         self.crossed = stack == "cross"
+        self.first_row = layer.first_row or 0  # of a block of rows: which key is the first query's own token
 
-    @property
+    @cached_property
     def attention(self) -> Tensor:
         """(…, head, query, key), in float32 or float64."""
         attention = self.layer.attention.detach()
@@ -127,9 +129,7 @@ def _matrices(
         wanted = [i for i, stacks in enumerate(read) if name in stacks]
         for layers in zip(*(trace.stacks[name] for trace in traces), strict=True) if wanted else ():
             view = LayerView(stacked(layers), traces[0], name)
-            for i in wanted:
-                matrix = methods[i].matrix(view)
-                matrix, empty = matrix if isinstance(matrix, tuple) else (matrix, None)
+            for i, (matrix, empty) in zip(wanted, _of_view(view, [methods[i] for i in wanted]), strict=True):
                 for place, own in enumerate(layers):
                     rows = matrix if len(layers) == 1 else unpadded(matrix, place, own, view.crossed)
                     lost = empty if empty is None or len(layers) == 1 else empty[place]
@@ -137,6 +137,43 @@ def _matrices(
                     _check_shape(rows, own, view.crossed, methods[i])
                     matrices[i][name][place].append((rows, count))
     return matrices
+
+
+def _of_view(view: LayerView, methods: Sequence[LayerMethod]) -> list[tuple[Tensor, Tensor | None]]:
+    """Each method's matrix of a layer and its degenerate rows. Long layers go in blocks of rows, where the methods can."""
+    layer = view.layer
+    if not view.crossed and layer.outputs.dim() == 3 and all(getattr(m, "by_rows", False) for m in methods):
+        heads, queries, keys = layer.shape
+        if heads * queries * keys > WEIGHTS:
+            return _by_rows(view, methods)
+    return [_pair(method.matrix(view)) for method in methods]
+
+
+def _by_rows(view: LayerView, methods: Sequence[LayerMethod]) -> list[tuple[Tensor, Tensor | None]]:
+    _, queries, keys = view.layer.shape
+    whole: list[tuple[Tensor, Tensor | None]] = []
+    first = 0
+    for block in view.layer.blocks(WEIGHTS):
+        part = LayerView(block, view.trace, view.stack)
+        for number, method in enumerate(methods):
+            rows, empty = _pair(method.matrix(part))
+            if len(whole) <= number:
+                matrix = rows.new_zeros(queries, keys)
+                whole.append((matrix, None if empty is None else empty.new_zeros(queries)))
+            matrix, lost = whole[number]
+            matrix[first : first + len(rows), : rows.shape[1]] = rows
+            if lost is not None and empty is not None:
+                lost[first : first + len(rows)] = empty
+        first += block.shape[1]
+    return whole
+
+
+WEIGHTS = 1 << 23
+"""Weights of a block of rows: 32 MB in float32. A layer of fewer is worked on at once."""
+
+
+def _pair(matrix: Matrix) -> tuple[Tensor, Tensor | None]:
+    return matrix if isinstance(matrix, tuple) else (matrix, None)
 
 
 def _result(

@@ -69,13 +69,19 @@ def check_rows(values: Tensor, name: str) -> Tensor:
     return values
 
 
-def normalise_rows(scores: Tensor, *, crossed: bool = False) -> tuple[Tensor, Tensor]:
-    """Rows divided by their sums, and which were all zero: those become their own token (crossed: the last column)."""
+def normalise_rows(scores: Tensor, *, crossed: bool = False, first_row: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows divided by their sums, and which were all zero: those become their own token (crossed: the last column).
+
+    first_row: which column is the first row's own token.
+    """
     total = scores.sum(-1, keepdim=True)
     empty = total[..., 0] <= 0
     rows = scores / total.masked_fill(total <= 0, 1.0)
     if bool(empty.any()):
         own = torch.zeros_like(rows[(0,) * (rows.dim() - 2)])
-        own[:, -1] = 1
-        rows = torch.where(empty[..., None], own if crossed else torch.eye(*own.shape).to(rows), rows)
+        if crossed:
+            own[:, -1] = 1
+        else:
+            torch.diagonal(own, first_row).fill_(1)
+        rows = torch.where(empty[..., None], own, rows)
     return rows, empty

@@ -30,6 +30,7 @@ class Norms:
 
     residual: bool = True
     batched: ClassVar[bool] = True
+    by_rows: ClassVar[bool] = True
 
     @property
     def joint(self) -> bool:
@@ -45,7 +46,8 @@ class Norms:
                 len(decomposition.weight) // len(weight), dim=0
             )  # turned rows: more heads
             decomposition = replace(decomposition, weight=weight, scale=None)
-        return normalise_rows(part_norms(decomposition, residual=self.residual), crossed=layer.crossed)
+        lengths = part_norms(decomposition, residual=self.residual)
+        return normalise_rows(lengths, crossed=layer.crossed, first_row=decomposition.first_row)
 
 
 def part_norms(decomposition: Decomposition, *, residual: bool = True) -> Tensor:
@@ -66,13 +68,13 @@ def part_norms(decomposition: Decomposition, *, residual: bool = True) -> Tensor
     lengths = lengths.sqrt_().view(*shape[:-1], -1, shape[-1]).mT.contiguous()
     lengths = lengths if decomposition.scale is None else lengths.mul_(decomposition.scale)
     if decomposition.causal:
-        lengths = lengths.tril_()
+        lengths = lengths.tril_(decomposition.first_row)
     if not residual:
         return lengths
     own = decomposition.diagonal.norm(dim=-1)
     if decomposition.crossed:
         return torch.cat([lengths, own[..., None]], dim=-1)
-    torch.diagonal(lengths, dim1=-2, dim2=-1).copy_(own)
+    torch.diagonal(lengths, decomposition.first_row, dim1=-2, dim2=-1).copy_(own)
     return lengths
 
 

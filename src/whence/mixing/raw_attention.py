@@ -15,6 +15,7 @@ class RawAttention:
     """C = mean over heads of A; `.rollout()` multiplies the layers without a residual."""
 
     batched: ClassVar[bool] = True
+    by_rows: ClassVar[bool] = True
 
     def matrix(self, layer: LayerView) -> Tensor:
         """(query, key)"""

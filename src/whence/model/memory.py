@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from whence.errors import InputError
 from whence.model.offload import stored_elsewhere
 
 T = TypeVar("T")
@@ -41,21 +42,57 @@ def configs_of(model: nn.Module) -> list[Any]:
 
 # -- locks ---------------------------------------------------------------------------------------------------------
 
-_locks: dict[int, threading.RLock] = {}
+_locks: dict[int, ModelLock] = {}
 _guard = threading.Lock()
 
 
-def _lock(thing: Any) -> threading.RLock:
+def _lock(thing: Any) -> ModelLock:
     with _guard:
         lock = _locks.get(id(thing))
         if lock is None:
-            lock = _locks[id(thing)] = threading.RLock()
+            lock = _locks[id(thing)] = ModelLock()
             weakref.finalize(thing, _locks.pop, id(thing), None)
         return lock
 
 
+class ModelLock:
+    """A lock that its thread may take again. A thread that steps through a stream is refused: it would wait for itself."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.stepping: dict[int, threading.Thread] = {}  # by a thread that steps through a stream, the one that runs it
+
+    def __enter__(self) -> None:
+        if threading.get_ident() in self.stepping:
+            raise InputError(
+                "this model is in the middle of a stream that this thread steps through: finish the loop (or leave it) before "
+                "the model is run again, or use stream.measure(…)."
+            )
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 @contextmanager
-def _all(locks: list[threading.RLock]) -> Iterator[None]:
+def refusing_lock(model: nn.Module, thread: threading.Thread) -> Iterator[None]:
+    """While the block runs, this thread is refused the model's lock, which `thread` holds for its sake."""
+    locks = _locks_of(model)
+    mine = threading.get_ident()
+    for lock in locks:
+        if mine in lock.stepping:
+            raise InputError("this model is already in the middle of a stream that this thread steps through.")
+    try:
+        for lock in locks:
+            lock.stepping[mine] = thread
+        yield
+    finally:
+        for lock in locks:
+            lock.stepping.pop(mine, None)
+
+
+@contextmanager
+def _all(locks: list[ModelLock]) -> Iterator[None]:
     with ExitStack() as stack:
         for lock in locks:
             stack.enter_context(lock)
@@ -67,9 +104,13 @@ def lock_of(model: nn.Module) -> AbstractContextManager[Any]:
 
     The attention implementation is a field of the configuration, so the lock belongs to the configuration.
     """
-    configs = sorted(configs_of(model), key=id)  # in one order everywhere, so that two threads never wait in a ring
-    locks = [_lock(config) for config in configs] or [_lock(model)]
+    locks = _locks_of(model)
     return locks[0] if len(locks) == 1 else _all(locks)
+
+
+def _locks_of(model: nn.Module) -> list[ModelLock]:
+    configs = sorted(configs_of(model), key=id)  # in one order everywhere, so that two threads never wait in a ring
+    return [_lock(config) for config in configs] or [_lock(model)]
 
 
 # -- fingerprint ---------------------------------------------------------------------------------------------------

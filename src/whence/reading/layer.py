@@ -56,7 +56,7 @@ class Layer:
     _side: Tensor | None = None  # [query, d], parallel: what else is added, made from the token's own state
     cap: tuple[float, float] | None = None  # a soft cap on the scores: (factor on query·key, cap)
     rebuilt: bool = False  # the pass was fused: attention is made again, row by row, from queries and keys
-    first_row: int = 0  # which of the layer's rows the first one here is (`block`)
+    first_row: int | None = None  # of a block of rows: which of the layer's rows is its first (`block`)
 
     def _if_kept(self, tensor: Tensor | None, name: str) -> Tensor:
         if tensor is None:
@@ -139,9 +139,10 @@ class Layer:
         value, output = batched(self._if_kept(self.grouped_values, "values")), batched(self.outputs)
         error, tolerance = output_error(weights, value, output), tolerance_of(output.dtype)
         if not error <= tolerance:
-            last = self.first_row + query.shape[-2] - 1
+            start = self.first_row or 0
+            last = start + query.shape[-2] - 1
             raise WiringError(
-                f"layer {self.index}, rows {self.first_row} … {last}: attention made from queries and keys does not give the "
+                f"layer {self.index}, rows {start} … {last}: attention made from queries and keys does not give the "
                 f"head outputs that the model computed (off by {error:.1e}, tolerance {tolerance:.0e}), so it is not given out."
             )
         weights = weights.to(self.outputs.dtype)
@@ -150,7 +151,7 @@ class Layer:
     def block(self, first: int, last: int) -> Layer:
         """Queries first … last − 1 of this layer as a layer of its own; under a causal mask, with the keys that they see."""
         queries, keys = self.shape[1:]
-        cut_keys = self.causal and queries == keys and self.first_row == 0
+        cut_keys = self.causal and queries == keys and self.first_row is None
         end = last if cut_keys else keys
 
         def at(t: Tensor | None, axis: int, stop: int = last, start: int = first) -> Any:
@@ -176,7 +177,7 @@ class Layer:
             bias=pairs(self.bias),
             sink=at(self.sink, -1),
             _projection=projection,
-            first_row=self.first_row + first,
+            first_row=(self.first_row or 0) + first,
             **{name: at(getattr(self, name), -2) for name in STATES},
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -25,9 +26,15 @@ from whence.results.provenance import Provenance
 
 
 def trace_of_row(
-    model: Model, proof: Proof, outcome: Outcome, row: int, prepared: Prepared, wanted: frozenset[str]
+    model: Model,
+    proof: Proof,
+    outcome: Outcome,
+    row: int,
+    prepared: Prepared,
+    wanted: frozenset[str],
+    sites: Sequence[AttentionSite] | None = None,
 ) -> Trace:
-    """The part of the batch that is sequence `row`, without padding."""
+    """The part of the batch that is sequence `row`, without padding. `sites`: whose calls these are; None: all of the model's."""
     source = prepared.inputs["input_ids"].shape[1] if "input_ids" in prepared.inputs else None
     decoder_ids = prepared.inputs.get("decoder_input_ids")
     target = None if decoder_ids is None else decoder_ids.shape[1]
@@ -50,7 +57,7 @@ def trace_of_row(
     layers: dict[str, list[Layer]] = {}
     sizes: dict[str, set[tuple[int, int]]] = {}
     two = len(proof.stacks) > 1
-    for site, call in zip(proof.sites, outcome.calls, strict=True):
+    for site, call in zip(proof.sites if sites is None else sites, outcome.calls, strict=True):
         queries = real(_length(call, outcome, site, query=True), two and site.stack in ("decoder", "cross"))
         keys = real(_length(call, outcome, site, query=False), two and site.stack == "decoder")
         layers.setdefault(site.stack, []).append(

@@ -130,6 +130,17 @@ def _trace(
     return ordered[0] if single else ordered
 
 
+def collected(model: Model, prepared: Prepared) -> Trace:
+    """Everything that one forward pass shows of one prepared sequence."""
+
+    def work() -> Trace:
+        proof, wanted = prove_model(model, prepared), kept_parts(None)
+        outcome = run(model, proof, dict(prepared.inputs), 1, wanted)
+        return trace_of_row(model, proof, outcome, 0, prepared, wanted)
+
+    return guarded(model.model, work)
+
+
 def kept_parts(keep: Iterable[str] | None) -> frozenset[str]:
     """The names of what a trace is to hold; None: all."""
     if keep is None:

@@ -92,9 +92,10 @@ def causal_plan(values: Tensor, keys: Tensor, n_query: int, constraint: Constrai
     scaled = scaled.expand(*own_batch, n_key, width)
     real = keys.expand(*own_batch, n_key)
     count = real.cumsum(-1)
-    row_count = _at_rows(count, n_query, 0)
-    enough = (row_count >= columns).reshape(-1, n_query).any(0)
-    first = int(enough.nonzero()[0]) + 1 if bool(enough.any()) else n_query
+    # A block begins where the keys before it are enough; rows of a longer text may have enough from their first on.
+    enough = (count >= columns).reshape(-1, n_key).any(0)
+    before = int(enough.nonzero()[0]) + 1 if bool(enough.any()) else n_key
+    first = min(max(0, before - (n_key - n_query)), n_query)
 
     early = early_prefixes(
         scaled.reshape(-1, n_key, width), real.reshape(-1, n_key), eps, simplex=constraint == "simplex"

@@ -19,7 +19,7 @@ from whence.reading.capture.untouched import evaluating
 from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.op_graph import follow
 
-__all__ = ["FUNCTION_MODE", "INTERFACE", "accepted", "attached", "evaluating", "lock_of", "picking_up"]
+__all__ = ["FUNCTION_MODE", "INTERFACE", "accepted", "attached", "evaluating", "lock_of", "picking_up", "takes"]
 
 INTERFACE, FUNCTION_MODE = "attention interface", "function mode"
 
@@ -40,8 +40,10 @@ def attached(model: nn.Module, capture: str, recorder: AttentionRecorder, batch:
 
 
 @contextmanager
-def picking_up(model: nn.Module, handles: Iterable[Handle]) -> Iterator[dict[Handle, Tensor]]:
-    """Hold on to the tensors that the handles name while a forward pass runs in this thread."""
+def picking_up(
+    model: nn.Module, handles: Iterable[Handle], listener: Callable[[], None] | None = None
+) -> Iterator[dict[Handle, Tensor]]:
+    """Hold on to the tensors that the handles name while a forward pass runs in this thread; `listener` hears of each."""
     wanted: dict[str, list[Handle]] = {}
     for handle in handles:
         wanted.setdefault(handle.module, []).append(handle)
@@ -61,12 +63,16 @@ def picking_up(model: nn.Module, handles: Iterable[Handle]) -> Iterator[dict[Han
         def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
             if threading.get_ident() == mine:
                 take("in", [args, kwargs])
+                if listener is not None:
+                    listener()
 
         def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             nonlocal calls
             if threading.get_ident() == mine:
                 take("out", output)
                 calls += 1
+                if listener is not None:
+                    listener()
 
         return before, after
 
@@ -87,6 +93,12 @@ def _signature(owner: Any) -> tuple[frozenset[str], bool]:
     """The names that a class's forward takes, and whether it takes any other."""
     parameters = inspect.signature(owner.forward).parameters
     return frozenset(parameters), any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def takes(model: nn.Module, name: str) -> bool:
+    """Whether this model's forward has a parameter of this name."""
+    owner: Any = type(model)
+    return name in _signature(owner)[0]
 
 
 def accepted(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,15 +14,16 @@ from torch import Tensor, nn
 from whence.errors import ModelError
 from whence.model.load import Model
 from whence.model.memory import fingerprint
-from whence.reading.capture.attach import accepted, attached, picking_up
+from whence.reading.capture.attach import accepted, attached, picking_up, takes
 from whence.reading.capture.recorder import AttentionRecorder, Call, Edit
 from whence.reading.inputs import Prepared, beginning
 from whence.reading.trace import KEEP, ROWS_NEED
 from whence.reading.wiring.handles import Handle
-from whence.reading.wiring.on_text import assert_on_text
+from whence.reading.wiring.on_text import assert_on_text, assert_site
 from whence.reading.wiring.op_graph import OpGraph
 from whence.reading.wiring.proof import Proof, proof_of
 from whence.reading.wiring.row_map import find_row_map
+from whence.reading.wiring.sites import AttentionSite
 
 
 def prove_model(model: Model, prepared: Prepared) -> Proof:
@@ -62,10 +63,18 @@ def run(
     size: int,
     wanted: frozenset[str],
     edits: Mapping[int, Sequence[Edit]] | None = None,
+    *,
+    consumer: Callable[[AttentionSite, Outcome], None] | None = None,
 ) -> Outcome:
-    """One forward pass with the recorder attached; `edits` by call number."""
+    """One forward pass with the recorder attached; `edits` by call number.
+
+    consumer: told of each attention call as soon as all that belongs to it was seen, in order, with an outcome that holds
+    this call alone; what no later call needs is let go of then, and only the last row of logits is computed.
+    """
     mark = fingerprint(model.model)
     inputs = accepted(model.model, on_device(model, batch))
+    if consumer is not None and takes(model.model, "logits_to_keep"):
+        inputs["logits_to_keep"] = 1
     if "output_hidden_states" in inputs:
         inputs.pop("output_hidden_states")
     recorder = AttentionRecorder(edits=edits or {}, keep=None if wanted >= frozenset(KEEP) else lambda _: wanted)
@@ -76,11 +85,18 @@ def run(
     recorder.follow = bool(turned)
     graph = OpGraph(size)
     final: list[Tensor] = []
+    if consumer is not None and not turned:
+        queue = _Queue(model.name, proof, recorder, batch, mark, handles, consumer)
+        recorder.listener = lambda _: queue.advance()
+    else:
+        queue = None
     with ExitStack() as stack:
         if turned:
             stack.enter_context(graph)
         stack.enter_context(attached(model.model, proof.capture, recorder, size))
-        states = stack.enter_context(picking_up(model.model, handles))
+        states = stack.enter_context(picking_up(model.model, handles, None if queue is None else queue.advance))
+        if queue is not None:
+            queue.states = states
         stack.callback(_watch_final(model.model, final).remove)
         output = model.model(**inputs)
     states = {
@@ -91,13 +107,65 @@ def run(
             f"{model.name} made {len(recorder.calls)} attention calls on this input and {len(proof.sites)} when it was proved: "
             "its computation depends on the input, so the proof does not cover this one."
         )
+    if queue is not None:
+        queue.advance(last=True)
+        return Outcome(output, [], {}, final[-1] if final else None, batch, mark)
     if edits is None:
         assert_on_text(proof.sites, recorder.calls, states, proof.tolerance, model.name)
     maps: dict[int, Tensor] = {}
     for number in turned:
         rows = _row_map(graph, recorder.calls[number], proof.sites[number].heads, proof.tolerance)
         maps |= {} if rows is None else {number: rows}
-    return Outcome(output, recorder.calls, states, final[-1] if final else None, batch, mark, maps)
+    whole = Outcome(output, recorder.calls, states, final[-1] if final else None, batch, mark, maps)
+    if consumer is not None:
+        for site, call in zip(proof.sites, recorder.calls, strict=True):
+            consumer(site, replace(whole, calls=[call], output=None, final_states=None))
+    return whole
+
+
+class _Queue:
+    """The calls of a running pass, handed on one by one as soon as the states around each have been seen."""
+
+    def __init__(
+        self,
+        name: str,
+        proof: Proof,
+        recorder: AttentionRecorder,
+        batch: Mapping[str, Tensor],
+        mark: int,
+        handles: Sequence[Handle],
+        consumer: Callable[[AttentionSite, Outcome], None],
+    ) -> None:
+        self.name, self.proof, self.recorder, self.batch, self.mark = name, proof, recorder, batch, mark
+        self.consumer, self.next = consumer, 0
+        self.states: dict[Handle, Tensor] = {}
+        self.picked_up = frozenset(handles)
+        self.last_use = {handle: site.number for site in proof.sites for handle in site.handles}
+        self.busy = False
+
+    def advance(self, last: bool = False) -> None:
+        """Hand on every call that is complete; at the end of the pass (`last`), the rest."""
+        sites, calls = self.proof.sites, self.recorder.calls
+        while not self.busy and self.next < min(len(sites), len(calls)):
+            site = sites[self.next]
+            if not last and any(h in self.picked_up and h not in self.states for h in site.handles):
+                return
+            self.busy = True  # what the consumer computes is no part of the pass
+            try:
+                with torch._C.DisableTorchFunction():
+                    self._hand_on(site, calls[self.next])
+            finally:
+                self.busy = False
+            calls[self.next] = None  # type: ignore[call-overload]
+            for handle in site.handles:
+                if self.last_use[handle] <= self.next:
+                    self.states.pop(handle, None)
+            self.next += 1
+
+    def _hand_on(self, site: AttentionSite, call: Call) -> None:
+        states = {handle: state.detach() for handle in site.handles if (state := self.states.get(handle)) is not None}
+        assert_site(site, call, states, self.proof.tolerance, self.name)
+        self.consumer(site, Outcome(None, [call], states, None, self.batch, self.mark))
 
 
 def _row_map(graph: OpGraph, call: Call, heads: int, tolerance: float) -> Tensor | None:
