@@ -17,6 +17,7 @@ _PUBLIC = {
     "Model": "whence.model.load",
     "trace": "whence.reading.tracing",
     "stream": "whence.reading.streaming",
+    "traces": "whence.reading.tracing",
     "Trace": "whence.reading.trace",
     "doctor": "whence.reading.wiring.doctor",
     "substitute": "whence.reading.rerun.substitution",
@@ -96,7 +97,7 @@ if TYPE_CHECKING:
     from whence.reading.streaming import stream
     from whence.reading.texts import read_texts
     from whence.reading.trace import Trace
-    from whence.reading.tracing import trace
+    from whence.reading.tracing import trace, traces
     from whence.reading.wiring.doctor import doctor
     from whence.reporting.report import report
     from whence.surveys.result import read_survey

@@ -94,9 +94,10 @@ def test_the_pass_ends_with_the_loop_and_leaves_the_model_as_it_was():
         break
     assert fingerprint(model.model) == mark
     assert threading.active_count() == threads
+    steps = iter(stream(model, inputs))
+    next(steps)
     with pytest.raises(KeyboardInterrupt):
-        for _ in stream(model, inputs):
-            raise KeyboardInterrupt
+        steps.throw(KeyboardInterrupt)
     assert fingerprint(model.model) == mark
     assert model.model.config._attn_implementation == "sdpa"
     assert not any(module._forward_hooks for module in model.model.modules())
@@ -150,3 +151,23 @@ def test_what_a_stream_cannot_do_is_refused():
         whence.contributions(stream(model, inputs), "alti", layers=[9])
     with pytest.raises(InputError, match="not in this model"):
         whence.identifiability(stream(model, inputs), attention="cross")
+
+
+def test_traces_come_in_order_and_own_their_tensors(minilm):
+    texts = ["The bank raised its rates.", "It rained.", "Nobody knew when the roads would open again."] * 4
+    read = []
+    found = whence.traces(minilm, (read.append(t) or t for t in texts), batch_size=1)
+    first = next(found)
+    assert len(read) < len(texts)
+    held = weakref.ref(first.layers[0].outputs)
+    storage = first.layers[0].outputs.untyped_storage().nbytes()
+    assert storage == first.layers[0].outputs.nbytes
+    del first
+    again = [next(found), *found]
+    gc.collect()
+    assert held() is None
+    assert [one.text for one in again] == texts[1:]
+    alone = trace(minilm, texts[2])
+    assert float((again[1].attention - alone.attention).abs().max()) < 1e-5
+    with pytest.raises(InputError, match="several texts"):
+        next(whence.traces(minilm, "one"))

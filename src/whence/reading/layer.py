@@ -355,9 +355,24 @@ class Layer:
             _projection=None if projection is None else replace(projection, weight=pick(projection.weight)),
         )
 
+    def own(self) -> Layer:
+        """The same layer with tensors of its own. The model's weights stay shared: they are the same for every text."""
+        return replace(self, **{name: own_tensor(getattr(self, name)) for name in (*OF_TEXT, *STATES)})
+
     def _map(self, move: Any) -> Layer:
         moved: Layer = map_tensors(self, move)
         return moved
+
+
+OF_TEXT = ("_attention", "_queries", "grouped_keys", "grouped_values", "_outputs", "visible", "bias", "sink")
+"""The parts of a layer that belong to its text, besides its states."""
+
+
+def own_tensor(tensor: Tensor | None) -> Tensor | None:
+    """The tensor, copied where it is a part of a larger one, which would stay in memory with it."""
+    if tensor is None or tensor.untyped_storage().nbytes() <= tensor.nbytes:
+        return tensor
+    return tensor.clone()
 
 
 def refuse_following(what: str, mixes: str | None) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.reading.layer import Layer, ranges, refuse_following
+from whence.reading.layer import Layer, own_tensor, ranges, refuse_following
 from whence.reading.storage import check_sizes, pack, understand_earlier, unpack
 from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
@@ -220,6 +220,11 @@ class Trace:
             logits=None if self.logits is None else move(self.logits),
             final_states=None if self.final_states is None else move(self.final_states),
         )
+
+    def own(self) -> Trace:
+        """The same trace with tensors of its own: what it shares with the other texts of its batch is copied out of it."""
+        stacks = {n: replace(s, layers=tuple(la.own() for la in s.layers)) for n, s in self.stacks.items()}
+        return replace(self, stacks=stacks, logits=own_tensor(self.logits), final_states=own_tensor(self.final_states))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """One safetensors file, with tokens, wiring and provenance as JSON in its header."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, overload
 
 from torch import Tensor
@@ -128,6 +129,38 @@ def _trace(
     if prepared[0].given is not None:
         check_outputs(model, prepared, ordered, proof.tolerance)
     return ordered[0] if single else ordered
+
+
+WINDOW = 8  # batches whose texts are sorted by length together
+
+
+def traces(
+    model: Any,
+    texts: Iterable[Any],
+    *,
+    keep: Iterable[str] | None = None,
+    truncate: bool = False,
+    batch_size: int = BATCH,
+) -> Iterator[Trace]:
+    """The traces of many texts, one after the other in their order, none of them held on to once it was given out.
+
+    `texts`: any iterable, read as far as it is needed. Texts run in batches, as in `whence.trace(model, [...])`; each trace
+    that is given out owns its tensors, so that keeping one does not keep its batch.
+
+    >>> import whence
+    >>> texts = ["The bank raised its rates.", "It rained."]
+    >>> [len(trace.tokens) for trace in whence.traces(whence.load(), texts)]
+    [8, 5]
+    """
+    chosen, wanted = as_model(model), kept_parts(keep)
+    if isinstance(texts, str):
+        raise InputError("traces takes several texts; give one as a list, or use whence.trace.")
+    source = iter(texts)
+    while window := list(islice(source, WINDOW * batch_size)):
+        made = trace(chosen, window, keep=wanted, truncate=truncate, batch_size=batch_size)
+        made.reverse()
+        while made:
+            yield made.pop().own()
 
 
 def collected(model: Model, prepared: Prepared) -> Trace:
