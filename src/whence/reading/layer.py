@@ -355,9 +355,10 @@ class Layer:
             _projection=None if projection is None else replace(projection, weight=pick(projection.weight)),
         )
 
-    def own(self) -> Layer:
+    def copied(self) -> Layer:
         """The same layer with tensors of its own. The model's weights stay shared: they are the same for every text."""
-        return replace(self, **{name: own_tensor(getattr(self, name)) for name in (*OF_TEXT, *STATES)})
+        parts: dict[str, Any] = {name: own_tensor(getattr(self, name)) for name in (*OF_TEXT, *STATES)}
+        return replace(self, **parts)
 
     def _map(self, move: Any) -> Layer:
         moved: Layer = map_tensors(self, move)

@@ -221,9 +221,9 @@ class Trace:
             final_states=None if self.final_states is None else move(self.final_states),
         )
 
-    def own(self) -> Trace:
+    def copied(self) -> Trace:
         """The same trace with tensors of its own: what it shares with the other texts of its batch is copied out of it."""
-        stacks = {n: replace(s, layers=tuple(la.own() for la in s.layers)) for n, s in self.stacks.items()}
+        stacks = {n: replace(s, layers=tuple(la.copied() for la in s.layers)) for n, s in self.stacks.items()}
         return replace(self, stacks=stacks, logits=own_tensor(self.logits), final_states=own_tensor(self.final_states))
 
     def save(self, path: str | os.PathLike[str]) -> Path:

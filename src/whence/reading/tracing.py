@@ -160,7 +160,7 @@ def traces(
         made = trace(chosen, window, keep=wanted, truncate=truncate, batch_size=batch_size)
         made.reverse()
         while made:
-            yield made.pop().own()
+            yield made.pop().copied()
 
 
 def collected(model: Model, prepared: Prepared) -> Trace:
