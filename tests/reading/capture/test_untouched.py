@@ -183,16 +183,52 @@ def test_a_buffer_that_every_pass_writes_into_is_put_back():
     assert torch.equal(first.count, torch.ones(1))
 
 
-def test_a_model_that_writes_into_its_weights_is_refused():
+def _add(bias):
+    bias.add_(1e-3)
+
+
+def _through_data(bias):
+    bias.data.mul_(1.5)
+
+
+def _by_index(bias):
+    bias.data[3:5] = 7.0
+
+
+def _another_storage(bias):
+    bias.data = bias.data + 1
+
+
+@pytest.mark.parametrize("write", [_add, _through_data, _by_index, _another_storage])
+def test_a_model_that_writes_into_its_weights_is_refused_and_put_back(write):
     specimen = build("bert")
-    first = specimen.model.bert.encoder.layer[0]
+    bias = specimen.model.bert.encoder.layer[0].output.dense.bias
+    before, place = bias.detach().clone(), bias.data_ptr()
+    hook = specimen.model.bert.encoder.layer[0].register_forward_hook(lambda *_: write(bias))
+    with pytest.raises(
+        ModelError, match=r"writes into its own weights as it runs \(bert.encoder.layer.0.output.dense.bias\)"
+    ):
+        trace(Model(specimen.model), specimen.inputs)
+    hook.remove()
+    assert torch.equal(bias, before)
+    assert bias.data_ptr() == place
+
+
+def test_a_weight_that_is_written_to_only_later_is_refused():
+    specimen = build("bert")
+    model = Model(specimen.model)
+    passes = 0
 
     def learn(module, _arguments, _output):
-        module.output.dense.bias.add_(1e-3)
+        nonlocal passes
+        passes += 1
+        if passes > 40:
+            module.output.dense.bias.add_(1e-3)
 
-    hook = first.register_forward_hook(learn)
+    hook = specimen.model.bert.encoder.layer[0].register_forward_hook(learn)
     with pytest.raises(ModelError, match=r"weight 'bias' was written to while it ran"):
-        trace(Model(specimen.model), specimen.inputs)
+        for _ in range(60):
+            trace(model, specimen.inputs)
     hook.remove()
 
 

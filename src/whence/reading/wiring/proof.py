@@ -22,6 +22,7 @@ from whence.errors import ModelError
 from whence.model.memory import remembered
 from whence.reading.capture.attach import FUNCTION_MODE, INTERFACE, accepted, attached
 from whence.reading.capture.function_mode import AttentionMode
+from whence.reading.capture.own_writes import refusing_own_writes
 from whence.reading.capture.recorder import AttentionRecorder, Call
 from whence.reading.capture.untouched import evaluating
 from whence.reading.tensor_tree import own_copy
@@ -110,7 +111,7 @@ def prove(model: nn.Module, inputs: Mapping[str, Any]) -> Proof:
 
 
 def _plain_outputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[Any, Tensor]:
-    with evaluating(model):
+    with evaluating(model), refusing_own_writes(model):
         return _numbers(model(**inputs))
 
 
