@@ -21,7 +21,8 @@ _MAPPINGS: dict[str, Mapping[str, str | Sequence[str]]] = {
     BASE: modeling_auto.MODEL_MAPPING_NAMES,
 }
 
-# Text models that only AutoModel reaches: their forward takes input_ids and can do without an image.
+# Text models that only AutoModel reaches: their forward takes input_ids and can do without an image. An older
+# transformers lacks some of them.
 TEXT_BASES = [
     "bros", "canine", "clip_text_model", "cosmos3_edge_text", "dpr", "embedding_gemma2_text",
     "glm4v_moe_text", "glm4v_text", "glm5_next_text", "glm_image_text", "glm_ocr_text", "hunyuan_vl_text",
@@ -120,7 +121,8 @@ def _default(config_class: type[PretrainedConfig]) -> PretrainedConfig | None:
 
 @cache
 def _families() -> tuple[Family, ...]:
-    types = dict.fromkeys([*_MAPPINGS[CAUSAL], *_MAPPINGS[SEQ2SEQ], *_MAPPINGS[MASKED], *TEXT_BASES, *VISION])
+    bases = [name for name in (*TEXT_BASES, *VISION) if name in _MAPPINGS[BASE]]
+    types = dict.fromkeys([*_MAPPINGS[CAUSAL], *_MAPPINGS[SEQ2SEQ], *_MAPPINGS[MASKED], *bases])
     found = []
     for name in types:
         head = _native_head(name)

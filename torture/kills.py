@@ -1,9 +1,10 @@
 """kill -9 at random moments, until the run is through: the result is bit for bit that of a run nobody disturbed.
 
-    python -m torture.kills [train|convert|tokens …] [--kills 30] [--seed 0]
+    python -m torture.kills [train|language|convert|tokens|survey|faithful …] [--kills 30] [--seed 0]
 
-Each run is a process of its own, started again with the same command after every kill. Kills are spread over the time
-an undisturbed run takes, in and between checkpoints.
+Each run (`torture/runs.py`) is a process of its own, started again with the same command after every kill. Kills are
+spread over the time that an undisturbed run takes; every second one waits for the next change in the run's folder and
+strikes right then, in the middle of a checkpoint.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import importlib
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
@@ -25,57 +28,8 @@ from typing import Any
 
 import torch
 
-MODULES = (
-    "transformers.models.bert.modeling_bert",
-    "whence.identifiable.conversion.convert",
-    "whence.identifiable.training.trainer",
-    "whence.tokens.token_identifiability",
-)
+from torture.runs import MODULES, RUNS
 
-TRAIN = """
-from whence.identifiable.training.demo import demo_data
-from whence.identifiable.training.fit import Settings, train
-size = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
-train(demo_data(320), demo_data(40, seed=1), out=folder,
-      settings=Settings(epochs=6, batch_size=16, patience=0, checkpoint_steps=3, model=size))
-"""
-CONVERT = """
-from pathlib import Path
-from transformers import BertConfig, BertModel
-import whence
-from whence.identifiable.conversion import distillation
-from whence.identifiable.conversion.convert import tie_keys
-from whence.identifiable.training.demo import demo_data
-from whence.identifiable.training.vocabulary import train_tokenizer
-distillation.distil.__kwdefaults__["every"] = 3
-texts = list(demo_data(80).texts)
-tokenizer = train_tokenizer(texts, 80, 48)
-torch.manual_seed(0)
-config = BertConfig(vocab_size=len(tokenizer), hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
-                    intermediate_size=32, max_position_embeddings=48)
-model = whence.Model(BertModel(config).eval(), tokenizer, name="tiny")
-Path(folder).mkdir(exist_ok=True)
-tie_keys(model, texts, 150, tokens=64, lengths=(16,), texts_per_length=4,
-         checkpoint=Path(folder) / "distillation.safetensors").save(folder)
-"""
-TOKENS = """
-from pathlib import Path
-from transformers import BertConfig, BertModel
-import whence
-from whence.identifiable.training.demo import demo_data
-from whence.identifiable.training.vocabulary import train_tokenizer
-from whence.tokens.training import Training
-texts = list(demo_data(120).texts)
-tokenizer = train_tokenizer(texts, 80, 48)
-torch.manual_seed(0)
-config = BertConfig(vocab_size=len(tokenizer), hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
-                    intermediate_size=32, max_position_embeddings=48)
-model = whence.Model(BertModel(config).eval(), tokenizer, name="tiny")
-Path(folder).mkdir(exist_ok=True)
-whence.token_identifiability(model, texts, maps=("naive", "linear"), bootstrap=50, training=Training(epochs=10),
-                             memory=0, folder=folder).save(Path(folder) / "tokens.safetensors")
-"""
-RUNS = {"train": TRAIN, "convert": CONVERT, "tokens": TOKENS}
 TIMES = {"seconds", "cpu_seconds"}  # of the clock, and so not the same twice
 
 
@@ -85,6 +39,8 @@ class Outcome:
 
     run: str
     kills: int
+    in_writes: int
+    """How many of the kills struck while the run was writing in its folder."""
     attempts: int
     differences: tuple[str, ...]
 
@@ -143,16 +99,18 @@ def torment(run: str, kills: int, seed: int, root: Path) -> Outcome:
     begun = time.monotonic()
     _finished(start(run, root / "whole"), run, root)
     length = time.monotonic() - begun
-    done, attempts, folders = 0, 0, [root / "killed-0"]
+    done, in_writes, attempts, folders = 0, 0, 0, [root / "killed-0"]
     deadline = time.monotonic() + 60 + 4 * length * (kills + 2)
     while done < kills and time.monotonic() < deadline:
         attempts += 1
         process = start(run, folders[-1])
         process.join(length * draw.uniform(0.05, 1.0))
-        if process.exitcode is None:
-            process.kill()
-            process.join()
+        writing = attempts % 2 == 0 and _changes(folders[-1], process)
+        process.kill()
+        process.join()
+        if process.exitcode == -signal.SIGKILL:
             done += 1
+            in_writes += writing
         else:  # it came through before it was killed: the next one begins anew, and this one is compared, too
             _finished(process, run, root)
             folders.append(root / f"killed-{attempts}")
@@ -162,7 +120,27 @@ def torment(run: str, kills: int, seed: int, root: Path) -> Outcome:
     for folder in folders:
         here = contents(folder)
         differences |= {name for name in whole.keys() | here.keys() if whole.get(name) != here.get(name)}
-    return Outcome(run, done, attempts + 1, tuple(sorted(differences)))
+    return Outcome(run, done, in_writes, attempts + 1, tuple(sorted(differences)))
+
+
+def _changes(folder: Path, process: BaseProcess) -> bool:
+    """Wait until something in the folder changes (True) or the process ends (False)."""
+    before = _listing(folder)
+    while process.is_alive():
+        if _listing(folder) != before:
+            return True
+        time.sleep(0.0005)
+    return False
+
+
+def _listing(folder: Path) -> list[tuple[str, int, int]]:
+    found = []
+    for top, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # gone since it was listed
+                about = Path(top, name).stat()
+                found.append((f"{top}/{name}", about.st_size, about.st_mtime_ns))
+    return sorted(found)
 
 
 def _finished(process: BaseProcess, run: str, root: Path) -> None:
@@ -184,7 +162,10 @@ def main(given: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="whence-kills-") as root:
             outcome = torment(run, asked.kills, asked.seed, Path(root))
         verdict = "bit-identical" if not outcome.differences else f"DIFFERS in {', '.join(outcome.differences)}"
-        print(f"{run}: {outcome.kills} kills in {outcome.attempts} attempts, {verdict}", flush=True)
+        print(
+            f"{run}: {outcome.kills} kills ({outcome.in_writes} in a write) in {outcome.attempts} attempts, {verdict}",
+            flush=True,
+        )
         bad += bool(outcome.differences) or outcome.kills < asked.kills
     return int(bad > 0)
 

@@ -9,27 +9,9 @@ import torch
 import whence
 
 WORDS = [
-    "the",
-    "old",
-    "doctor",
-    "told",
-    "nurse",
-    "that",
-    "she",
-    "would",
-    "not",
-    "leave",
-    "ward",
-    "before",
-    "storm",
-    "was",
-    "over",
-    "because",
-    "roads",
-    "had",
-    "been",
-    "closed",
-]
+    "the", "old", "doctor", "told", "nurse", "that", "she", "would", "not", "leave", "ward", "before", "storm", "was",
+    "over", "because", "roads", "had", "been", "closed",
+]  # fmt: skip
 
 
 def tokenizer() -> Any:
@@ -37,15 +19,38 @@ def tokenizer() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *dict.fromkeys(WORDS)])}
+    vocabulary = {
+        word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(WORDS)])
+    }
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+        tokenizer_object=backend,
+        **{f"{kind}_token": f"[{kind.upper()}]" for kind in ("pad", "unk", "cls", "sep", "mask")},
     )
+
+
+def texts(count: int) -> list[str]:
+    """Texts of 3 to 14 words; no two alike."""
+    return [" ".join(WORDS[(7 * i + k * (1 + i % 7)) % len(WORDS)] for k in range(3 + i % 12)) for i in range(count)]
+
+
+def classifier() -> whence.Model:
+    """A classifier that sees what it is given: its weights are far from their start."""
+    import transformers as t
+
+    words = tokenizer()
+    torch.manual_seed(0)
+    config = t.BertConfig(
+        vocab_size=len(words), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+    )
+    model = t.BertForSequenceClassification(config)
+    for parameter in model.parameters():
+        parameter.data.add_(0.2 * torch.randn_like(parameter))
+    return whence.Model(model.eval(), words, name="classifier")
 
 
 def families() -> dict[str, whence.Model]:

@@ -131,6 +131,19 @@ def test_identical_requests_under_way_share_one_job(model: Any) -> None:
         assert app.state.jobs.waiting == 1
 
 
+def test_one_client_leaves_room_for_others(model: Any) -> None:
+    app = create_app([model], limits=Limits(jobs=3, client_jobs=2))
+    one, other = (TestClient(app, base_url="http://localhost", client=(at, 1)) for at in ("10.0.0.1", "10.0.0.2"))
+    with app.state.shelf.borrowed("tiny"):  # nothing is finished in here
+        answers = [one.post("/api/traces", json={"model": "tiny", "text": "the " * n}) for n in (1, 2, 3)]
+        assert [answer.status_code for answer in answers] == [202, 202, 429]
+        assert answers[2].headers["retry-after"]
+        assert "2 jobs of one client" in answers[2].json()["detail"]
+        assert other.post("/api/traces", json={"model": "tiny", "text": "the " * 4}).status_code == 202
+        assert "busy with 3 jobs" in other.post("/api/traces", json={"model": "tiny", "text": "the"}).json()["detail"]
+    app.state.jobs.close()
+
+
 def test_what_left_memory_is_computed_again(model: Any) -> None:
     app = create_app([model], limits=Limits(trace_bytes=1))  # room for the newest trace only
     with TestClient(app, base_url="http://localhost") as client:
@@ -202,7 +215,7 @@ if sys.argv[1] == "stuck":  # a job that reports nothing for a long time, as a l
     work.make_trace = stuck
 at = server.listen("127.0.0.1", 0)
 print(at.getsockname()[1], flush=True)
-server.run([tiny_model()], at, limits=Limits(arrival=float(sys.argv[2]), waiting=20), quiet=True)
+server.run([tiny_model()], at, limits=Limits(arrival=float(sys.argv[2]), waiting=20, client_connections=60), quiet=True)
 """
 
 
@@ -227,16 +240,44 @@ def server(how: str = "plain", arrival: float = 1.0):
         process.wait()
 
 
-def get(port: int, path: str = "/health", timeout: float = 20) -> tuple[int, bytes]:
+def get(port: int, path: str = "/health", timeout: float = 20, source: str = "127.0.0.1") -> tuple[int, bytes]:
     import http.client
 
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout, source_address=(source, 0))
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:
         connection.close()
+
+
+def submitted(port: int) -> str:
+    """The id of a job that was just asked for."""
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    try:
+        body = json.dumps({"model": "tiny", "text": "the"})
+        connection.request("POST", "/api/traces", body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 202
+        return str(json.load(answer)["id"])
+    finally:
+        connection.close()
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side has closed it; what it said before is read and dropped."""
+    connection.settimeout(0.001)
+    try:
+        while connection.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    return True
 
 
 def closed_within(connection: socket.socket, seconds: float) -> bytes:
@@ -258,9 +299,7 @@ def test_slow_senders_shut_nobody_out() -> None:
             slow.append(connection)
         assert get(port)[0] == 200
         body = socket.create_connection(("127.0.0.1", port))
-        body.sendall(
-            b"POST /api/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
-        )
+        body.sendall(HALF_A_BODY)
         assert get(port)[0] == 200
         said = closed_within(body, 15)
         assert b"408" in said.split(b"\r\n")[0]
@@ -271,15 +310,49 @@ def test_slow_senders_shut_nobody_out() -> None:
             connection.close()
 
 
+HALF_A_BODY = (
+    b"POST /api/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
+)
+
+
+def test_slow_bodies_give_way_to_newer_ones() -> None:
+    with server(arrival=60.0) as (_, port):
+        slow = []
+        for _ in range(40):
+            slow.append(socket.create_connection(("127.0.0.1", port)))
+            slow[-1].sendall(HALF_A_BODY)
+        assert closed_within(slow[0], 10) == b""
+        assert closed_within(slow[15], 10) == b""
+        assert get(port)[0] == 200
+        slow[39].sendall(b" " * 48 + b"}")  # the newest is still heard
+        assert b"422" in slow[39].recv(4096).split(b"\r\n")[0]
+        for connection in slow:
+            connection.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127/8")
+def test_the_streams_of_one_client_shut_no_other_out() -> None:
+    with server("stuck", 20.0) as (_, port):
+        job = submitted(port)
+        streams = []
+        for _ in range(70):
+            connection = socket.create_connection(("127.0.0.1", port))
+            with contextlib.suppress(ConnectionError):  # refused while it was asking
+                connection.sendall(b"GET /api/jobs/%s/events HTTP/1.1\r\nHost: localhost\r\n\r\n" % job.encode())
+            streams.append(connection)
+        until = time.monotonic() + 20
+        while sum(map(is_closed, streams)) < 10 and time.monotonic() < until:
+            time.sleep(0.1)
+        assert 10 <= sum(map(is_closed, streams)) < 70
+        assert get(port, source="127.0.0.2")[0] == 200
+        for connection in streams:
+            connection.close()
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_it_within_five_seconds_with_a_job_running(how: signal.Signals) -> None:
-    import http.client
-
     with server("stuck", 20.0) as (process, port):
-        connection = http.client.HTTPConnection("127.0.0.1", port)
-        body = json.dumps({"model": "tiny", "text": "the"})
-        connection.request("POST", "/api/traces", body, {"content-type": "application/json"})
-        assert connection.getresponse().status == 202
+        submitted(port)
         assert process.stdout is not None
         assert process.stdout.readline() == "stuck\n"
         begun = time.monotonic()

@@ -17,6 +17,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
+from whence.serving.jobs import CLIENT
 from whence.serving.limits import Limits
 from whence.serving.token import Token
 
@@ -73,6 +74,7 @@ class Guard:
                 ]
             await send(message)
 
+        CLIENT.set((scope.get("client") or ("",))[0])
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         refusal = self._refusal(scope, headers)
         entrance = None if refusal or self.token is None else self.token.entrance(scope)

@@ -10,6 +10,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +25,12 @@ FINISHED = ("done", "failed", "cancelled")
 Work = Callable[[Step], Any]
 
 
+CLIENT: ContextVar[str] = ContextVar("whence-client", default="")
+"""The address that the request under way came from; "": not from a network."""
+
+
 class Full(Exception):
-    """As many jobs as the server takes are running or waiting."""
+    """As many jobs as the server takes are running or waiting, or as many as it takes of one client."""
 
 
 class _Stopped(Exception):
@@ -38,6 +43,7 @@ class Job:
 
     id: str
     kind: str
+    client: str = ""
     state: str = "queued"
     progress: float = 0.0
     message: str = "Waiting"
@@ -79,9 +85,13 @@ class Jobs:
             if known is not None and known.state not in ("failed", "cancelled"):
                 self._jobs.move_to_end(known.id)
                 return known
-            if sum(not job.finished for job in self._jobs.values()) >= self.limits.jobs:
-                raise Full
-            job = Job(uuid.uuid4().hex, kind)
+            client = CLIENT.get()
+            under_way = [job.client for job in self._jobs.values() if not job.finished]
+            if len(under_way) >= self.limits.jobs:
+                raise Full(f"This server is busy with {self.limits.jobs} jobs")
+            if client and under_way.count(client) >= self.limits.client_jobs:
+                raise Full(f"This server does {self.limits.client_jobs} jobs of one client at once")
+            job = Job(uuid.uuid4().hex, kind, client)
             self._jobs[job.id] = job
             self._by_key[key] = job.id
             self._trim()

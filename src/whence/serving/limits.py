@@ -17,6 +17,8 @@ class Limits:
     """Tokens of a text."""
     jobs: int = 8
     """Jobs that run or wait at once."""
+    client_jobs: int = 6
+    """Those of one client (an address) among them: there is always room for another client's."""
     workers: int = 2
     """Jobs that run at once."""
     seconds: float = 300.0
@@ -31,3 +33,5 @@ class Limits:
     """Seconds that a request may take to arrive, headers and body."""
     waiting: int = 128
     """Connections of one client that have not sent a whole request; beyond it the oldest is closed."""
+    client_connections: int = 512
+    """Connections of one client, half of what the server takes; beyond it one that waits is closed, or else the newest."""

@@ -55,6 +55,7 @@ def run(
         timeout_graceful_shutdown=GRACE,
         server_header=False,
         http=patient_protocol(bounds),
+        ws="none",
         h11_max_incomplete_event_size=16 * 1024,
         limit_concurrency=1024,
         backlog=1024,

@@ -41,9 +41,8 @@ class ServerState:
         """The job of that key, begun now if there is none; a 429 where the server has enough to do."""
         try:
             return self.jobs.submit(kind, key, function).to_dict()
-        except Full:
-            detail = f"This server is busy with {self.limits.jobs} jobs: ask again in a moment."
-            raise HTTPException(429, detail, {"Retry-After": "2"}) from None
+        except Full as full:
+            raise HTTPException(429, f"{full}: ask again in a moment.", {"Retry-After": "2"}) from None
 
     def measure(
         self, kind: str, trace: str, request: Any, function: Callable[[Shelf, Entry, Any, Any], Any]
