@@ -22,7 +22,11 @@ from conformance.overrides import NOTES, OVERRIDES
 from conformance.perturb import perturb
 from conformance.shrink import shrink
 
-__all__ = ["CannotBuild", "Family", "Specimen", "build", "families", "find", "variants"]
+__all__ = ["CannotBuild", "Family", "Specimen", "UnknownFamily", "build", "families", "find", "variants"]
+
+
+class UnknownFamily(KeyError):
+    """No family of this transformers has the name; an older one lacks some."""
 
 
 class CannotBuild(RuntimeError):
@@ -59,7 +63,7 @@ def find(name: str) -> Family:
     for family in [*families(), *variants()]:
         if family.name == name:
             return family
-    raise KeyError(f"no family is called {name!r}; `python -m conformance --list` prints the names")
+    raise UnknownFamily(f"no family is called {name!r}; `python -m conformance --list` prints the names")
 
 
 def small_config(family: Family, chosen: Mapping[str, Any] | None = None) -> PretrainedConfig:

@@ -7,6 +7,7 @@ import torch
 
 import whence
 from conformance.zoo import build
+from tests.versions import older_than_locked
 from whence.errors import InputError, WiringError
 from whence.model.load import Model
 from whence.reading.trace import Trace
@@ -95,7 +96,8 @@ def test_sinks_make_rows_sum_to_less_than_one():
 
 
 def test_keys_and_queries_reproduce_the_attention_where_that_is_claimed():
-    for family in ("bert", "llama", "t5"):
+    # T5 came to the attention interface, which hands over keys and queries, only after the lowest transformers.
+    for family in ("bert", "llama") if older_than_locked("transformers") else ("bert", "llama", "t5"):
         specimen = build(family)
         for layer in trace(Model(specimen.model), specimen.inputs).of():
             assert layer.keys_proved

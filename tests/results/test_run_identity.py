@@ -138,3 +138,14 @@ def test_a_full_disk_keeps_the_records_so_far(tmp_path, monkeypatch):
             records.append({"i": 1})
         monkeypatch.undo()
     assert path.read_bytes() == before
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next_start(tmp_path):
+    for start in range(2):  # before run.json was there, and after
+        (tmp_path / f".whence-{start}.part").write_bytes(b"half a file")
+        run_folder(tmp_path, ONE)
+        assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    (tmp_path / ".whence-0.part").write_bytes(b"of another run")
+    with pytest.raises(InputError, match="another run"):
+        run_folder(tmp_path, RunIdentity("convert"))
+    assert (tmp_path / ".whence-0.part").exists()

@@ -105,14 +105,19 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
+def remove_parts(folder: Path) -> None:
+    """Remove what a run that was killed while it wrote left in its folder."""
+    for left in folder.glob(".whence-*.part"):
+        shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
+
 @contextmanager
 def whole_files(folder: Path) -> Iterator[Path]:
     """A scratch folder whose files go to `folder` when all of them are on the disk; on any error none does.
 
     For writers that only know how to write a folder (`save_pretrained`): no half-written weights pose as whole ones.
     """
-    for left in folder.glob(".whence-*.part"):  # of a run that was killed
-        shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+    remove_parts(folder)
     try:
         scratch = Path(tempfile.mkdtemp(dir=folder, prefix=".whence-", suffix=".part"))
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from whence.errors import InputError
-from whence.results.files import make_folder, parse_json, write_atomically
+from whence.results.files import make_folder, parse_json, remove_parts, write_atomically
 from whence.results.run_identity import RunIdentity
 
 NAME = "run.json"
@@ -45,10 +45,12 @@ def run_folder(path: str | Path, identity: RunIdentity, *, state: str | None = N
     if not place.exists():
         if state is not None and any(folder.glob(state)):
             raise InputError(f"{str(folder)!r} holds the state of an unknown run: give another folder.")
+        remove_parts(folder)
         _write(folder, identity, None)
         return RunFolder(folder, identity)
     there, files = _read(place)
     identity.refuse_other(there, folder)
+    remove_parts(folder)
     if files is None:
         return RunFolder(folder, identity)
     for name, digest in files.items():

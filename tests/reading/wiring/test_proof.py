@@ -8,6 +8,7 @@ from torch import nn
 
 from conformance.sweep import judge
 from conformance.zoo import build, find
+from tests.versions import older_than_locked
 from whence.errors import ModelError
 from whence.model.load import load
 from whence.reading.capture.attach import FUNCTION_MODE, INTERFACE
@@ -45,7 +46,8 @@ def test_a_representative_family_is_proved_and_rebuilt_on_a_second_input(family)
     way, wiring = READ[family]
     verdict = judge(find(family))
     assert verdict.proof is not None, verdict.reason
-    assert verdict.proof.capture == way
+    if not older_than_locked("transformers"):  # families moved to the attention interface one after the other
+        assert verdict.proof.capture == way
     assert all(verdict.holds.values()), verdict.reason
     assert verdict.kinds == wiring
     assert verdict.rebuilt is not None
