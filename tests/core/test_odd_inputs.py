@@ -19,3 +19,15 @@ def test_right_or_refused(name: str, seed: int) -> None:
 def test_both_happen() -> None:
     for name in FUNCTIONS:
         assert {one_call(name, seed) for seed in range(40)} == {"right", "refused"}, name
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        ("null_space", 6968), ("alternatives", 3135), ("alternatives", 5985), ("alternatives", 10890),
+        ("alternatives", 13515), ("witness", 11324), ("witness", 19829),
+    ],
+)  # fmt: skip
+def test_what_twenty_thousand_calls_found(name, seed):
+    """A mask without rows, and outputs so small that an alternative's rounding exceeds them."""
+    assert one_call(name, seed) in ("right", "refused")

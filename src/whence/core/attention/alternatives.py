@@ -29,7 +29,7 @@ from whence.core.numerics.basis import unit_scale
 from whence.core.numerics.checks import check_pair, check_stray, shape
 from whence.core.numerics.masks import flat_index, full_mask
 from whence.core.numerics.threads import one_thread
-from whence.core.numerics.tolerances import SAME_ROW, rank_eps
+from whence.core.numerics.tolerances import OTHER_OUTPUT, SAME_ROW, rank_eps
 from whence.errors import InputError
 from whence.results.short_repr import short_repr
 
@@ -159,19 +159,25 @@ def alternative_attention(
                 break
             completed += 1
     found = torch.from_numpy(flat_best).reshape(rows.shape)
-    distance = 0.5 * (found - rows).abs().sum(-1)
-    output = rows @ values64
-    size_of = torch.linalg.vector_norm(output, dim=-1)
-    moved = torch.linalg.vector_norm((found - rows) @ values64, dim=-1)
+    residual = _residual(found, rows, values64)
+    same = residual <= OTHER_OUTPUT
+    found = torch.where(same.unsqueeze(-1), found, rows)
     return AlternativeAttention(
         attention=found * total,
-        total_variation=distance,
-        residual=torch.where(size_of > 0, moved / size_of, moved),
+        total_variation=0.5 * (found - rows).abs().sum(-1),
+        residual=torch.where(same, residual, 0.0),
         rounds=completed,
         seconds=time.monotonic() - begin,
         searched=torch.from_numpy(searched).reshape(rows.shape[:-1]),
         stopped=not ended,
     )
+
+
+def _residual(found: Tensor, rows: Tensor, values: Tensor) -> Tensor:
+    """‖(A′ − A)V‖ / ‖AV‖ of every row, or the numerator alone where AV = 0."""
+    size = torch.linalg.vector_norm(rows @ values, dim=-1)
+    moved = torch.linalg.vector_norm((found - rows) @ values, dim=-1)
+    return torch.where(size > 0, moved / size, moved)
 
 
 def _line_to_edge(rows: Tensor, values: Tensor, mask: Tensor) -> Tensor:

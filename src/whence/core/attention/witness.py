@@ -18,7 +18,7 @@ from torch import Tensor
 from whence.core.attention.polytope import Polytope
 from whence.core.numerics.arrays import Array
 from whence.core.numerics.checks import as_row
-from whence.core.numerics.tolerances import rank_eps
+from whence.core.numerics.tolerances import OTHER_OUTPUT, rank_eps
 from whence.errors import InputError
 from whence.results.short_repr import short_repr
 
@@ -60,7 +60,7 @@ def witness_row(
     visible: Tensor | None = None,
     seed: int = 0,
 ) -> Witness:
-    """The alternative row of largest total variation found.
+    """The alternative row of largest total variation found; the row itself where none with its output was found.
 
     Args:
         attention_row: (n_key,), ≥ 0, sum 1. values: (n_key, d_v).
@@ -81,6 +81,8 @@ def witness_row(
     best = _search(solver, a, _directions(a, top, starts, np.random.default_rng(seed)))
     alternative = torch.zeros_like(row)
     alternative[seen] = torch.from_numpy(best)
+    if tolerance == 0 and residual(row, alternative, values64) > OTHER_OUTPUT:
+        alternative = row
     return Witness(
         row=row,
         alternative=alternative,

@@ -78,6 +78,8 @@ def grouped(
     """
     n_query, n_key = visible.shape[-2:]
     flat = visible.reshape(-1, n_key)
+    if not len(flat):  # no rows, no groups
+        return
     packed = np.packbits(flat.numpy(), axis=1)
     # One void scalar a row: np.unique on axis=0 sorts columns one by one and is far slower.
     _, first, inverse = np.unique(

@@ -36,6 +36,10 @@ OWN_ROW = 1e-12
 GAP = 1e-6
 """An interval counts as exact when what is proved and what an alternative attains differ by no more."""
 
+OTHER_OUTPUT = 1e-6
+"""A row whose output differs from the head's by more than this share is no alternative. It happens where the output is
+below the rounding of the values: nearly all weight on keys whose values are 0, as 1e-40 of a value beside a sum of values."""
+
 NO_WEIGHT = 1e-8
 """A key that no alternative gives more than this has no weight: no solver in float64 tells less from 0."""
 
