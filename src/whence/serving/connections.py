@@ -37,9 +37,10 @@ def patient_protocol(limits: Limits) -> type[H11Protocol]:
         def handle_events(self) -> None:
             before = self.cycle
             super().handle_events()
-            if self.cycle is not before:  # headers were read to their end; the body's time is Guard's
+            cycle: Any = self.cycle  # None before the first request
+            if cycle is not before:  # headers were read to their end; the body's time is Guard's
                 self._forget_deadline()
-            if self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete:
+            if cycle is not None and not cycle.more_body and not cycle.response_complete:
                 self._stop_waiting()
 
         def on_response_complete(self) -> None:
