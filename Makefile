@@ -117,7 +117,7 @@ test-lowest:
 	@$(PYTHON) scripts/lowest > $(LOWEST)/lowest.txt
 	$(LOWEST)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt -c $(LOWEST)/lowest.txt \
 		-e '.[web,plot,explain,train]' pytest pytest-xdist hypothesis networkx psutil httpx
-	$(LOWEST)/bin/python -m pytest -n auto -m "not slow" $(LOW_TESTS)
+	$(LOWEST)/bin/python -m pytest -n auto -m "not slow and not long" $(LOW_TESTS)
 
 test-newest:
 	$(MAKE) test VENV=.venv-newest CONSTRAINTS=constraints.txt
@@ -130,7 +130,7 @@ audit: | venv
 	$(BIN)/python -m pip install --disable-pip-version-check -q pip-audit
 	$(BIN)/python -m pip_audit --no-deps --disable-pip -r requirements.lock
 
-wheel: $(STAMPS)/base
+wheel: $(STAMPS)/dev
 	$(BIN)/python -m pip wheel --disable-pip-version-check -q --no-deps -w dist .
 	$(BIN)/python scripts/sbom > dist/whence.cdx.json
 
