@@ -128,7 +128,7 @@ lock: | venv
 
 audit: | venv
 	$(BIN)/python -m pip install --disable-pip-version-check -q pip-audit
-	$(BIN)/python -m pip_audit --no-deps --disable-pip -r requirements.lock
+	$(BIN)/python -m pip_audit --strict --no-deps --disable-pip -r requirements.lock
 
 wheel: $(STAMPS)/dev
 	$(BIN)/python -m pip wheel --disable-pip-version-check -q --no-deps -w dist .

@@ -173,10 +173,10 @@ def alternative_attention(
     )
 
 
-def _residual(found: Tensor, rows: Tensor, values: Tensor) -> Tensor:
+def _residual(other: Tensor, rows: Tensor, values: Tensor) -> Tensor:
     """‖(A′ − A)V‖ / ‖AV‖ of every row, or the numerator alone where AV = 0."""
     size = torch.linalg.vector_norm(rows @ values, dim=-1)
-    moved = torch.linalg.vector_norm((found - rows) @ values, dim=-1)
+    moved = torch.linalg.vector_norm((other - rows) @ values, dim=-1)
     return torch.where(size > 0, moved / size, moved)
 
 
