@@ -19,6 +19,7 @@ _PUBLIC = {
     "stream": "whence.reading.streaming",
     "traces": "whence.reading.tracing",
     "Trace": "whence.reading.trace",
+    "from_tensors": "whence.reading.from_tensors",
     "doctor": "whence.reading.wiring.doctor",
     "substitute": "whence.reading.rerun.substitution",
     "methods": "whence.method_table",
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     from whence.mixing.hidden_token_attribution import hidden_token_attribution
     from whence.mixing.local_vs_global import local_vs_global
     from whence.model.load import Model, load
+    from whence.reading.from_tensors import from_tensors
     from whence.reading.rerun.substitution import substitute
     from whence.reading.streaming import stream
     from whence.reading.texts import read_texts

@@ -18,8 +18,8 @@ LEVELS = (
     ("attention", "tokens", "identifiable"),
     ("mixing",),
     ("faithful", "surveys"),
-    ("reporting", "bertviz"),
-    ("serving",),
+    ("reporting",),
+    ("serving", "bertviz"),
     ("cli",),
 )
 

@@ -27,11 +27,7 @@ def identifying_values(layer: Layer) -> Tensor:
     not, the values are first projected on the directions that the projection passes on. Where no projection was
     proved, V itself: the statement is then about the head output alone.
     """
-    values = layer.grouped_values
-    if values is None:
-        raise InputError(
-            f"layer {layer.index} has no values: they were not kept. Trace again with keep including 'values'."
-        )
+    values = layer._if_kept(layer.grouped_values, "values")
     projection = layer._projection
     if projection is None or projection.full_rank:
         return values

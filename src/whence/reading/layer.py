@@ -22,6 +22,9 @@ from whence.results.short_repr import short_repr
 HELD = 1 << 20
 """Attention of at most this many weights is held on to once it was made: 4 MB in float32."""
 
+GIVEN = "only attention and values were given, and no model"
+"""Why a layer that was made of given tensors has no wiring."""
+
 STATES = ("_block_input", "_after_attention", "_block_output", "_before_second_norm", "_side")
 """The parts of a layer with a row for each query and the model's width."""
 
@@ -59,6 +62,11 @@ class Layer:
     first_row: int | None = None  # of a block of rows: which of the layer's rows is its first (`block`)
 
     def _if_kept(self, tensor: Tensor | None, name: str) -> Tensor:
+        if tensor is None and self.reason == GIVEN:
+            raise InputError(
+                f"no {name} were given with the attention of layer {self.index}, so nothing can be certified: which other "
+                "attention has the same output depends on the values. Give them to from_tensors, or trace the model."
+            )
         if tensor is None:
             raise InputError(
                 f"layer {self.index} has no {name}: they were not kept. Trace again with keep including {name!r}."

@@ -287,7 +287,12 @@ class Trace:
 
         model_used = as_model(model) if model is not None else self.model
         if model_used is None:
-            raise InputError("this trace was loaded from a file and has no model: give it with model=.")
+            made = self.provenance.method == "from_tensors"
+            raise InputError(
+                "this trace was made of tensors and has no model: trace the model itself for this."
+                if made
+                else "this trace was loaded from a file and has no model: give it with model=."
+            )
         if self.model is not None and model_used.model is self.model.model:
             if self.mark is not None and fingerprint(model_used.model) != self.mark:
                 raise InputError(

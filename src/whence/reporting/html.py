@@ -15,6 +15,7 @@ import re
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import PurePosixPath
+from typing import Any
 
 from whence.reporting.document import Document
 
@@ -75,6 +76,19 @@ def _inside_script(text: str) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
+def policy_of(script: str) -> str:
+    """The Content-Security-Policy that lets this script run, and nothing be fetched."""
+    return (
+        f"default-src 'none'; script-src {_hash(script)}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; form-action 'none'; base-uri 'none'"
+    )
+
+
+def safe_json(data: Any) -> str:
+    """JSON that can stand in a script element."""
+    return _inside_script(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+
+
 def title_of(document: Document) -> str:
     """The beginning of the text, and the model."""
     text = " ".join(str(document.manifest.get("text") or "").split())
@@ -86,11 +100,7 @@ def standalone(document: Document) -> str:
     script, style = bundled_script(), source("style.css")
     if "</script" in script.lower() or "</style" in style.lower():
         raise RuntimeError("the page's own sources may not contain a closing script or style tag.")
-    policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; form-action 'none'; base-uri 'none'"
-    )
-    manifest = _inside_script(json.dumps(document.manifest, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+    policy, manifest = policy_of(script), safe_json(document.manifest)
     blocks = "\n".join(
         f'<script type="text/plain" data-block="{html.escape(key)}">{base64.b64encode(block).decode()}</script>'
         for key, block in document.blocks.items()

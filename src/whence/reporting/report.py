@@ -28,6 +28,7 @@ class Report:
     """Everything whence shows of one trace, ready to be saved or displayed."""
 
     document: Document = field(repr=False)
+    page: str | None = field(default=None, repr=False)  # a page of its own, where the usual one has nothing to show
 
     def __repr__(self) -> str:
         text = self.text or ""
@@ -51,6 +52,8 @@ class Report:
 
     def to_html(self) -> str:
         """The page with its data inside: opens from disk, fetches nothing."""
+        if self.page is not None:
+            return self.page
         from whence.reporting.html import standalone
 
         return standalone(self.document)
@@ -71,7 +74,9 @@ class Report:
 
 
 def report(
-    trace: Trace | Faithfulness | Survey,
+    trace: Any,
+    tokens: Any = None,
+    values: Any = None,
     *,
     detail: str = "standard",
     methods: Iterable[str | Mixture] | None = None,
@@ -85,11 +90,15 @@ def report(
     analysis: Analysis | None = None,
     progress: Progress = None,
 ) -> Report:
-    """The page of one trace: which heads may be read, where hidden tokens come from, what the output came from.
+    """The page of one trace, of a model and a text, or of attention that somebody has already.
+
+    Which heads may be read, where hidden tokens come from, what the output came from.
 
     Args:
-        trace: what `whence.trace` gives for one text; or a run over many, from `whence.faithfulness` or `whence.survey`, for
-            a page of its own, to which the other arguments do not apply.
+        trace: what `whence.trace` gives for one text; or a model (with `tokens` a text); or attention as
+            `whence.from_tensors` takes it, with its `tokens` and, where they are at hand, its `values`: without values the
+            page shows the maps and says that nothing can be certified. Or a run over many texts, from
+            `whence.faithfulness` or `whence.survey`, for a page of its own, to which the other arguments do not apply.
         detail: "light", the pictures of the listed heads only; "standard", all heads, 8-bit pictures, and the numbers
             and bounds of each row's 16 heaviest weights; "full", 16 bits and the bounds of every weight.
         methods: names of `whence.contributions` methods, or results that are there already (such as hidden token
@@ -111,16 +120,17 @@ def report(
     >>> whence.report(whence.trace(whence.load(), "The bank raised its rates.")).findings[1][:23]
     'This text has 8 tokens '
     """
+    from whence.faithful.result import Faithfulness
     from whence.model.memory import fixed
-    from whence.reading.trace import Trace
+    from whence.reading.layer import GIVEN
     from whence.reporting.analysis import Analysis
-    from whence.reporting.document import build
+    from whence.reporting.document import build, run_document
     from whence.results.progress import shown
+    from whence.surveys.result import Survey
 
-    if not isinstance(trace, Trace):
-        from whence.reporting.document import run_document
-
+    if isinstance(trace, Faithfulness | Survey):
         return Report(run_document(trace))
+    trace = _as_trace(trace, tokens, values)
     if budget is not None and not budget >= 0:
         raise InputError(f"budget={budget!r} is not a number of seconds.")
     if analysis is None:
@@ -130,6 +140,12 @@ def report(
             f"epsilon={epsilon!r}, but the analysis given is of "
             f"{'this' if analysis.trace is trace else 'another'} trace with epsilon={analysis.epsilon!r}: leave one of them out."
         )
+    if all(
+        layer.grouped_values is None and layer.reason == GIVEN for stack in trace.stacks.values() for layer in stack
+    ):
+        from whence.reporting.lines import maps_only
+
+        return maps_only(trace)
     # The model is run dozens of times, and nobody changes it meanwhile: its weights are looked at once.
     with shown(progress) as step, fixed(None if trace.model is None else trace.model.model):
         return Report(
@@ -147,3 +163,26 @@ def report(
                 step=step,
             )
         )
+
+
+def _as_trace(given: Any, tokens: Any, values: Any) -> Trace:
+    """The trace to report on: given, made of a model and a text, or of tensors."""
+    from whence.reading.from_tensors import from_tensors
+    from whence.reading.trace import Trace
+    from whence.reading.tracing import trace
+
+    if isinstance(given, Trace):
+        if tokens is not None or values is not None:
+            raise InputError("a trace has its tokens and values already: leave them out.")
+        return given
+    if isinstance(given, (list, tuple)) or (hasattr(given, "dim") and hasattr(given, "shape")):
+        return from_tensors(given, tokens, values)
+    if tokens is None:
+        raise InputError(
+            f"report takes what whence.trace gives for one text, a model and a text, or attentions and tokens; not a "
+            f"{type(given).__name__} alone."
+        )
+    traced = trace(given, tokens)
+    if not isinstance(traced, Trace):
+        raise InputError("a report is of one text: give one, not several.")
+    return traced
