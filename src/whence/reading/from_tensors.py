@@ -96,7 +96,7 @@ def _layers(name: str, given: Any) -> list[Tensor]:
     parts = list(given) if isinstance(given, (list, tuple)) or (hasattr(given, "dim") and given.dim() >= 4) else None
     if not parts:
         raise InputError(f"{name}: give one tensor for each layer, as a tuple or list, not a {type(given).__name__}.")
-    found = []
+    tensors = []
     for i, part in enumerate(parts):
         if part is None:
             raise InputError(f"{name}: layer {i} is None; load the model with attn_implementation='eager'.")
@@ -116,8 +116,8 @@ def _layers(name: str, given: Any) -> list[Tensor]:
             )
         if not bool(tensor.isfinite().all()):
             raise InputError(f"{name}: layer {i} holds numbers that are not finite.")
-        found.append(tensor)
-    return found
+        tensors.append(tensor)
+    return tensors
 
 
 def _layer(
