@@ -61,7 +61,7 @@ def backward_loop(trace: Trace, sample: int) -> float:
     n, width = stack.layers[0].block_input.shape
     step = torch.zeros(1, n, width, requires_grad=True)
     total = 0.0
-    for state in runner.differentiable(step):
+    for state in runner.moved(step, gradients=True)[0]:
         outputs = [(i * 7919 % n, i * 104729 % width) for i in range(sample + 1)]
         torch.autograd.grad(state[0, outputs[0][0], outputs[0][1]], step, retain_graph=True)  # warm
         begin = time.process_time()

@@ -79,3 +79,10 @@ def test_a_type_is_declared_once() -> None:
                 places.setdefault(target.id, []).append(name)
     twice = {key: where for key, where in places.items() if len(where) > 1}
     assert not twice, twice
+
+
+def test_an_equation_has_one_owner() -> None:
+    """A new kind of residual touches one file: nothing else of the package names the wiring's own factors."""
+    for field in ("residual_scale", "branch_scale"):
+        naming = [name for name, path in modules().items() if re.search(rf"\b{field}\b", path.read_text())]
+        assert naming == ["whence.reading.wiring.equation"], (field, naming)

@@ -52,7 +52,7 @@ def understand_earlier(layer: dict[str, Any], stack: str, tensors: Mapping[str, 
         return {"stored": "Projection" if "projection" in value else "Norm", **held, **rest}
 
     parts = {part: now(part, value) for part, value in layer.items()}
-    own = {name: parts.pop(name) for name in ("norm", "branch_norm", "branch_scale", "residual_scale")}
+    own = {name: parts.pop(name) for name in (f.name for f in fields(Wiring)) if name != "kind"}
     kind = parts["wiring"]
     return {**parts, "wiring": None if kind is None else {"stored": "Wiring", "kind": kind, **own}}
 

@@ -12,8 +12,8 @@ import torch
 import whence
 from tests.mixing.mixing_oracle import backward
 from whence.errors import ModelError
+from whence.mixing.hidden_token_attribution import HiddenTokenAttribution
 from whence.mixing.jacobian import sweep as sweeping
-from whence.mixing.jacobian._custom import opened
 from whence.reading.trace import Trace
 
 Zoo = Callable[..., Trace]
@@ -86,52 +86,38 @@ class _Activation(torch.nn.Module):
         return self.function(x)
 
 
-@pytest.mark.parametrize("folded", [True, False])
-def test_operations_with_a_backward_of_their_own(folded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Followed through what they compute, if that is what their backward says; refused if it is not."""
+def _attributed(function: Callable[[torch.Tensor], torch.Tensor], of: str = "states") -> HiddenTokenAttribution:
+    """A small BERT whose activation is `function`."""
     from conformance.zoo import build
 
-    if not folded:
-        monkeypatch.setattr(sweeping, "_folds", lambda *_: iter([([], "switched off")]))
     specimen = build("bert")
     model = specimen.model.double()
-
-    def attributed(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        for name, part in model.named_modules():
-            if name.endswith("intermediate"):
-                part.intermediate_act_fn = _Activation(function)
-        trace = whence.trace(whence.Model(model), dict(specimen.inputs))
-        return whence.hidden_token_attribution(trace if isinstance(trace, Trace) else trace[0], "exact").values
-
-    plain = attributed(torch.tanh)
-    assert torch.allclose(attributed(lambda x: _Own.apply(x)), plain, atol=1e-9, rtol=0)
-    assert torch.allclose(attributed(lambda x: _NewKind.apply(x)), plain, atol=1e-9, rtol=0)
-    with pytest.raises(ModelError, match=r"_Lost.*not the derivative"):
-        attributed(lambda x: _Lost.apply(x))
-    with pytest.raises(ModelError, match="cannot be followed in forward mode"):
-        attributed(_Own.apply)  # taken hold of before it could be opened
-    with pytest.raises(ModelError, match=r"_StraightThrough.*not the derivative"):
-        attributed(lambda x: _StraightThrough.apply(x))
+    for name, part in model.named_modules():
+        if name.endswith("intermediate"):
+            part.intermediate_act_fn = _Activation(function)
+    trace = whence.trace(whence.Model(model), dict(specimen.inputs))
+    return whence.hidden_token_attribution(trace if isinstance(trace, Trace) else trace[0], "exact", of=of)
 
 
-def test_opened_operations_are_closed_again() -> None:
-    x = torch.tensor([0.5], requires_grad=True)
-    with opened() as seen:
-        assert float(torch.func.jvp(_StraightThrough.apply, (x.detach(),), (torch.ones(1),))[1]) == pytest.approx(
-            0.78645, abs=1e-5
-        )
-        elsewhere: list[float] = []
-        other = threading.Thread(target=lambda: elsewhere.append(float(_grad(x))))
-        other.start()
-        other.join()
-    assert [name.rpartition(".")[2] for name in seen] == ["_StraightThrough"]
-    assert elsewhere == [1.0]  # other threads have the operation as it is
-    assert float(_grad(x)) == 1.0
-    assert "_apply" not in str(torch.autograd.Function.__dict__["apply"])
+@pytest.mark.parametrize("operation", [_Own, _NewKind])
+@pytest.mark.parametrize("of", ["states", "heads"])
+def test_operations_with_a_backward_of_their_own(operation: Any, of: str) -> None:
+    """They have no forward mode: backward passes give the same."""
+    mixed = _attributed(operation.apply, of)
+    assert mixed.provenance.settings["way"].startswith("backward passes")
+    assert torch.allclose(mixed.values, _attributed(torch.tanh, of).values, atol=1e-9, rtol=0)
 
 
-def _grad(x: torch.Tensor) -> torch.Tensor:
-    return torch.autograd.grad(_StraightThrough.apply(x).sum(), x)[0]
+@pytest.mark.parametrize("operation", [_Lost, _StraightThrough])
+def test_a_backward_that_is_no_derivative_is_refused(operation: Any) -> None:
+    with pytest.raises(ModelError, match="not the derivative"):
+        _attributed(operation.apply)
+
+
+def test_nothing_of_torch_is_patched() -> None:
+    before = dict(torch.autograd.Function.__dict__)
+    _attributed(_Own.apply)
+    assert dict(torch.autograd.Function.__dict__) == before
 
 
 def test_two_models_in_two_threads(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,18 @@ EXTREME = 1e150
 SAME_ROW = 1e-9
 """Two rows whose total variation is no larger are one: it is what a solver's feasibility tolerance leaves."""
 
+FOLD_AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-4}
+"""How close folded Jacobians must come to the model's own forward mode on random directions, relative: the rounding of
+some hundred layers of products. Half precision is too coarse to prove a folding in."""
+
+DIFFERENCE_STEP = 2e-3
+"""The step of a central difference, in units of the state: its square is what curvature leaves, float32's eps over it
+(6e-5) what rounding does, and some models compute parts in float32 whatever their dtype."""
+
+DIFFERENCE_AGREEMENT = 2e-3
+"""How close a derivative must come to that difference: some thirty times its rounding. A backward pass that means
+something else (a straight-through estimator) differs by order 1."""
+
 
 def rank_eps(dtype: torch.dtype) -> float:
     """The eps of a rank tolerance for values: that of the dtype they came in, float32 at the coarsest.

@@ -1,32 +1,27 @@
 """Forward mode through the model itself: what moves, and how, when a block's input does.
 
-Operations without a forward mode are opened (`whence.mixing.jacobian._custom`) where the model has any; `Runner.backward_misses`
-then tells whether the model's own backward pass says the same as forward mode.
+An operation may bring a backward of its own and no forward mode (`autograd.Function` without `jvp`, as BLOOM's activation):
+such a model is followed by backward passes instead.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from whence.mixing.jacobian._custom import REFUSED, opened
 from whence.mixing.jacobian.pairs import Moved
 from whence.mixing.jacobian.scores import Cap
 from whence.model.load import Model
 from whence.model.memory import lock_of
-from whence.reading.capture.attach import accepted
 from whence.reading.capture.interface import plain_experts
 from whence.reading.capture.recorder import AttentionRecorder, Edit
-from whence.reading.capture.untouched import evaluating
-from whence.reading.rerun.replay import TensorChange, block_handles, repeated, replay, touching
-from whence.reading.rerun.run import on_device
+from whence.reading.rerun.replay import TensorChange, block_handles, repeated, replay
 from whence.reading.trace import Layer
 from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.proof import Proof
@@ -46,7 +41,6 @@ class Runner:
     sites: tuple[AttentionSite, ...]
     layers: tuple[Layer, ...]
     words: Handle | None = None  # where directions start, if not at what the first block reads
-    custom: set[str] = field(default_factory=set, compare=False)  # operations that had to be opened
 
     def _stepping(self, outputs: dict[int, Tensor], step: Tensor) -> dict[Handle, TensorChange]:
         """`step` added to the embeddings, and every block's output noted down."""
@@ -69,47 +63,30 @@ class Runner:
 
     def through(self, tangents: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Directions (c, n, d) at the embeddings → (block outputs (c, n, d), head outputs (c, head, n, d_v)) by layer."""
-        states, heads = self._pushed(self._moved, tangents)
+        states, heads = self._pushed(self.moved, tangents)
         return states, heads
 
-    def _moved(self, step: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Block outputs and head outputs with `step` (c, n, d) added to the embeddings."""
+    def moved(self, step: Tensor, *, gradients: bool = False) -> tuple[list[Tensor], list[Tensor]]:
+        """Block outputs (c, n, d) and head outputs with `step` (c, n, d) added to the embeddings."""
         outputs: dict[int, Tensor] = {}
         changes = self._stepping(outputs, step)
         recorder = AttentionRecorder(keep=lambda _: frozenset({"outputs"}))
-        self._replay(len(step), changes, recorder)
+        self._replay(len(step), changes, recorder, gradients)
         calls = [recorder.calls[site.number].output for site in self.sites]
         return [outputs[i] for i in range(len(self.sites))], calls
 
-    def backward_misses(self) -> float:
-        """How far the model's own backward pass is from that of its operations opened, relative, in the worst layer.
+    def through_backward(self, tangents: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """As `through`, by backward passes: for operations that bring a backward of their own and no forward mode.
 
-        ‖Jᵀv − J̃ᵀv‖ / ‖J̃ᵀv‖ for a random v: J̃ᵀ with operations opened, which is what forward mode follows.
+        u ↦ Jᵀu is linear, so that its own derivative along a direction q, one more backward pass, is J q, in all
+        layers at once.
         """
-        theirs = self._pulled()
-        with opened():
-            ours = self._pulled()
-        apart = [float((a - b).norm() / b.norm()) for a, b in zip(theirs, ours, strict=True)]
-        return max(apart) if all(map(math.isfinite, apart)) else math.inf
-
-    def _pulled(self) -> list[Tensor]:
-        """Jᵀv by layer, (n, d), from a random v at the block's output to the embeddings, by the backward pass."""
         step = torch.zeros_like(self.layers[0].block_input[None], requires_grad=True)
-        generator = torch.Generator().manual_seed(3)
-        slopes = []
-        for state in self.differentiable(step):
-            along = torch.randn(state.shape, generator=generator).to(state)
-            slopes.append(torch.autograd.grad(state, step, along, retain_graph=True)[0][0].double())
-        return slopes
-
-    def differentiable(self, step: Tensor) -> list[Tensor]:
-        """Block outputs (1, n, d) with `step` (1, n, d) added to the embeddings, ready for backward passes."""
-        outputs: dict[int, Tensor] = {}
-        model, changes = self.model.model, self._stepping(outputs, step)
-        inputs = accepted(model, on_device(self.model, repeated(self.inputs, 1)))
-        with evaluating(model), plain_experts(model), torch.enable_grad(), touching(model, changes):
-            model(**inputs)
-        return [outputs[i] for i in range(len(self.sites))]
+        outputs = [part for parts in self.moved(step, gradients=True) for part in parts]
+        along = [torch.zeros_like(part, requires_grad=True) for part in outputs]
+        (pulled,) = torch.autograd.grad(outputs, step, along, create_graph=True)
+        moved = torch.autograd.grad(pulled, along, tangents[:, None], is_grads_batched=True, materialize_grads=True)
+        return [state[:, 0] for state in moved[: len(self.sites)]], [head[:, 0] for head in moved[len(self.sites) :]]
 
     def block_directions(self, tangents: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
         """Directions (c, n, d) at every block's input, head outputs held: block outputs, and queries, keys, values."""
@@ -157,18 +134,9 @@ class Runner:
         return states
 
     def _pushed(self, function: Callable[[Tensor], Any], tangents: Tensor) -> Any:
-        """The derivative of `function` along each tangent, operations without a forward mode opened where it needs it."""
+        """The derivative of `function` along each tangent."""
         with _one_at_a_time:
-            if not self.custom:
-                try:
-                    return _mapped(function, tangents)
-                except RuntimeError as problem:
-                    if REFUSED not in str(problem) and not isinstance(problem, NotImplementedError):
-                        raise
-            with opened() as seen:
-                derivative = _mapped(function, tangents)
-            self.custom.update(seen)
-            return derivative
+            return _mapped(function, tangents)
 
     def caps(self) -> list[Cap | None]:
         """The soft cap on each layer's scores, where there is one."""
@@ -176,9 +144,19 @@ class Runner:
         self._replay(1, {}, recorder)
         return [recorder.calls[site.number].cap for site in self.sites]
 
-    def _replay(self, size: int, changes: Mapping[Handle, TensorChange], recorder: AttentionRecorder) -> None:
+    def _replay(
+        self, size: int, changes: Mapping[Handle, TensorChange], recorder: AttentionRecorder, gradients: bool = False
+    ) -> None:
         with lock_of(self.model.model), plain_experts(self.model.model):
-            replay(self.model, self.proof, repeated(self.inputs, size), size, changes, recorder=recorder)
+            replay(
+                self.model,
+                self.proof,
+                repeated(self.inputs, size),
+                size,
+                changes,
+                recorder=recorder,
+                gradients=gradients,
+            )
 
     def _watching(self, outputs: dict[int, Tensor]) -> dict[Handle, TensorChange]:
         changes: dict[Handle, TensorChange] = {}
@@ -195,6 +173,11 @@ class Runner:
             return lambda z: constant.to(z).expand_as(z) if step is None else constant.to(z) + step
 
         return {site.number: [Edit(output=hold(i))] for i, site in enumerate(self.sites)}
+
+
+def no_forward_mode(problem: RuntimeError) -> bool:
+    """Whether torch refused because an operation has a backward of its own and no forward mode, of the old or new kind."""
+    return "setup_context" in str(problem) or "jvp" in str(problem) or isinstance(problem, NotImplementedError)
 
 
 def _keeping(outputs: dict[int, Tensor], i: int) -> TensorChange:
@@ -222,7 +205,7 @@ def _mapped(function: Callable[[Tensor], Any], tangents: Tensor) -> Any:
         zero = torch.zeros_like(tangents[:1])
         made = torch.func.vmap(along, in_dims=(0, None))(tangents[:, None], zero)
     except RuntimeError as problem:
-        if REFUSED in str(problem):  # a batch would not help
+        if no_forward_mode(problem):  # a batch would not help
             raise
         return along(tangents, torch.zeros_like(tangents))
     return tree_map(lambda t: t[:, 0], made)

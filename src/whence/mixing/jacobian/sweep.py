@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whence.core.numerics.tolerances import DIFFERENCE_AGREEMENT, DIFFERENCE_STEP, FOLD_AGREEMENT
 from whence.errors import ModelError
 from whence.mixing.jacobian.fold import BlockJacobians, Fold, block_jacobians, fold_read
-from whence.mixing.jacobian.forward_mode import Runner
+from whence.mixing.jacobian.forward_mode import Runner, no_forward_mode
 from whence.mixing.jacobian.pairs import cost, paired_scores
 from whence.mixing.jacobian.scores import Cap, Scores, candidates
 from whence.model.load import Model
@@ -27,9 +28,6 @@ from whence.reading.wiring.block_tail import read_blocks
 from whence.reading.wiring.op_graph import deviation
 from whence.reading.wiring.proof import Proof
 
-AGREE = {torch.float64: 1e-6, torch.float32: 1e-4}
-"""How close folded matrices must come to the model's own forward mode on random directions, relative."""
-
 
 @dataclass(frozen=True)
 class Sweep:
@@ -39,6 +37,7 @@ class Sweep:
     runner: Runner
     folds: tuple[Fold, ...]
     way: str
+    backward: bool = False  # by backward passes: the model has no forward mode
 
     def __call__(self, tangents: Tensor, source: Tensor, heads: bool) -> Iterator[Tensor]:
         """Directions (c, d) at one token each → by layer, (n, c, d), or (n, c, head, d_v) for heads."""
@@ -59,7 +58,7 @@ class Sweep:
             return
         placed = torch.zeros(len(tangents), n, tangents.shape[1]).to(tangents)
         placed[torch.arange(len(source)), source] = tangents
-        states, outputs = self.runner.through(placed)
+        states, outputs = self.runner.through_backward(placed) if self.backward else self.runner.through(placed)
         for state, output in zip(states, outputs, strict=True):
             yield output.permute(2, 0, 1, 3) if heads else state.transpose(0, 1)
 
@@ -69,37 +68,51 @@ def prepare(trace: Trace, model: Model, stack: Stack, budget: int, count: int) -
     proof = prove_model(model, Prepared(dict(trace.inputs), trace.tokens))
     words = word_start(trace, model, proof, stack)
     runner = Runner(model, proof, dict(trace.inputs), proof.of(stack.name)[: len(stack)], stack.layers, words)
+    if operation := _without_forward_mode(runner):
+        return _by_backward(stack, runner, operation)
     way = ""
     for folds, way in _folds(trace, model, proof, stack, runner, budget, count):
         if not folds:
             break
         sweep = Sweep(stack, runner, tuple(folds), "folded forward mode")
         worst = _miss(sweep)
-        if worst <= AGREE[stack.layers[0].block_input.dtype]:
-            _refuse_other_backward(runner)
+        if worst <= FOLD_AGREEMENT[stack.layers[0].block_input.dtype]:
             return sweep
         way = f"folded matrices miss the model by {worst:.0e}"
-    sweep = Sweep(stack, runner, (), f"torch.func.jvp ({way})")
-    if not runner.custom:  # one direction, to see whether the model has operations without a forward mode
-        for _ in run(sweep, torch.zeros_like(stack.layers[0].block_input[:1]), torch.tensor([0]), False):
-            pass
-    _refuse_other_backward(runner)
-    return sweep
+    return Sweep(stack, runner, (), f"torch.func.jvp ({way})")
 
 
-def _refuse_other_backward(runner: Runner) -> None:
-    """Operations that bring a backward of their own must mean by it what their forward computes."""
-    if not runner.custom:
-        return
-    tolerance = AGREE.get(runner.layers[0].block_input.dtype, 2e-2)  # half precision: of the same derivative
-    with _explained(runner):
-        missed = runner.backward_misses()
-    if not missed <= tolerance:
+def _without_forward_mode(runner: Runner) -> str:
+    """What torch says of an operation with a backward of its own and no forward mode; empty where there is none."""
+    try:
+        runner.through(torch.zeros_like(runner.layers[0].block_input)[None])
+    except RuntimeError as problem:
+        if no_forward_mode(problem):
+            return " ".join(str(problem).split())
+    return ""
+
+
+def _by_backward(stack: Stack, runner: Runner, operation: str) -> Sweep:
+    """Backward passes, after they agreed with differences of the model's own outputs.
+
+    An operation's own backward need not be the derivative of what it computes: straight-through estimators say something
+    else on purpose.
+    """
+    x = stack.layers[0].block_input
+    direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(3)).to(x)[None]
+    small = DIFFERENCE_STEP * float(x.square().mean().sqrt())
+    with _explained(runner, "by backward passes"):
+        states = runner.through_backward(direction)[0]
+        above, below = (runner.moved(sign * small * direction)[0] for sign in (1, -1))
+    differences = [(a - b) / (2 * small) for a, b in zip(above, below, strict=True)]
+    missed = max(deviation(ours, theirs) for ours, theirs in zip(states, differences, strict=True))
+    if not missed <= DIFFERENCE_AGREEMENT:
         raise ModelError(
-            f"{runner.model.name} has operations with a backward pass of their own ({', '.join(sorted(runner.custom))}), and "
-            f"it is not the derivative of what they compute: the two differ by {missed:.1e}. Which of them attribution "
-            "should follow is not for whence to choose."
+            f"{runner.model.name} has operations with a backward pass of their own, and it is not the derivative of what "
+            f"they compute: the two differ by {missed:.1e}. Which of them attribution should follow is not for whence to "
+            "choose."
         )
+    return Sweep(stack, runner, (), f"backward passes (an operation has no forward mode: {operation[:80]})", True)
 
 
 def _miss(sweep: Sweep) -> float:
@@ -132,7 +145,7 @@ def _folds(
     if trace.mixes is not None:
         yield [], trace.mixes
         return
-    if layer.block_input.dtype not in AGREE:
+    if layer.block_input.dtype not in FOLD_AGREEMENT:
         yield [], f"{layer.block_input.dtype} is too coarse to prove a folding in"
         return
     for each in stack:
@@ -192,12 +205,12 @@ def run(sweep: Sweep, directions: Tensor, at: Tensor, heads: bool) -> Iterator[T
 
 
 @contextmanager
-def _explained(runner: Runner) -> Iterator[None]:
+def _explained(runner: Runner, way: str = "in forward mode") -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError) as problem:
         raise ModelError(
-            f"{runner.model.name} cannot be followed in forward mode: {' '.join(str(problem).split())[:200]}"
+            f"{runner.model.name} cannot be followed {way}: {' '.join(str(problem).split())[:200]}"
         ) from problem
 
 
@@ -213,5 +226,9 @@ def columns(sweep: Sweep, n: int, width: int, budget: int) -> int:
         left = budget
         most = max(16, min(128, 2**21 // (n * width)))  # tensors stay small enough for memory that is used again
         best = -(-width // -(-width // most))  # all d directions of a token in pieces of one size
-        each = bytes_each * (4 * count * n * n + 16 * n * width) * (len(sweep.stack) // 2 + 2)
+        each = (
+            bytes_each
+            * (4 * count * n * n + 16 * n * width)
+            * (len(sweep.stack) if sweep.backward else len(sweep.stack) // 2 + 2)
+        )
     return max(1, min(best, max(left, 0) // each))

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from whence.errors import WiringError
@@ -46,14 +47,16 @@ def replay(
     *,
     edits: Mapping[int, Sequence[Edit]] | None = None,
     recorder: AttentionRecorder | None = None,
+    gradients: bool = False,
 ) -> Any:
-    """One forward pass with `changes` in place; the model's output."""
+    """One forward pass with `changes` in place; the model's output. `gradients`: ready for backward passes."""
     inputs = accepted(model.model, on_device(model, batch))
     inputs.pop("output_hidden_states", None)
     recorder = recorder if recorder is not None else AttentionRecorder(edits=edits or {}, keep=lambda _: frozenset())
     with ExitStack() as stack:
         stack.enter_context(attached(model.model, proof.capture, recorder, size))
         stack.enter_context(touching(model.model, changes))
+        stack.enter_context(torch.set_grad_enabled(gradients or torch.is_grad_enabled()))
         return model.model(**inputs)
 
 

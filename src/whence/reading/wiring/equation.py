@@ -52,6 +52,14 @@ class Wiring:
     branch_scale: Factor = None  # residual multiplier, layer scale
     residual_scale: Factor = None  # DeepNorm and its kin
 
+    @classmethod
+    def of_parts(
+        cls, norm: Norm | None, branch_norm: Norm | None, branch: Factor, carried: Factor, parallel: bool = False
+    ) -> Wiring:
+        """The wiring whose residual is multiplied by `carried` and whose branch by `branch`; what is there names its kind."""
+        kind = PARALLEL if parallel else POST if norm is not None else PRE if branch_norm is None else SANDWICH
+        return cls(kind, norm, branch_norm, branch, carried)
+
     @property
     def parallel(self) -> bool:
         """Whether there is a side part."""

@@ -25,7 +25,7 @@ from whence.reading.wiring.dataflow import (
     consumers,
     origins,
 )
-from whence.reading.wiring.equation import POST, PRE, SANDWICH, Factor, Wiring
+from whence.reading.wiring.equation import Factor, Wiring
 from whence.reading.wiring.linear_maps import as_linear_map, linear_behind
 from whence.reading.wiring.linear_ops import LinearMap
 from whence.reading.wiring.norm_search import norm_making, norm_of
@@ -87,9 +87,9 @@ def find_feedforward(
         scaled = add.name in MUL | DIV and constant_factor(add, used) is not None
         if not direct and not scaled:
             continue
-        residual_scale = None
+        carried = None
         if scaled:
-            residual_scale = constant_factor(add, used)
+            carried = constant_factor(add, used)
             sums = [o for o, _ in consumers(closure(add.outputs[0])) if o.name in ADD]
             if not sums:
                 continue
@@ -103,7 +103,7 @@ def find_feedforward(
             if after is None or not last & {id(n) for n in (*closure(after[1]), *origins(after[1]))}:
                 continue
             norm = after[0]
-        made = _branch(graph, rest[0], same, residual_scale, norm, tolerance)
+        made = _branch(graph, rest[0], same, carried, norm, tolerance)
         rebuilt = made(flat(state.value))
         error = deviation(flat(out.value), rebuilt)
         if error > tolerance:
@@ -116,7 +116,7 @@ def _branch(
     graph: OpGraph,
     node: Node,
     same: set[int],
-    residual_scale: Factor,
+    carried: Factor,
     norm: Norm | None,
     tolerance: float,
 ) -> FeedForward:
@@ -151,8 +151,7 @@ def _branch(
         if normed is None or not same & {id(n) for n in origins(normed[1])}:
             raise NotRecognised("the feed-forward layer reads neither the state after attention nor a norm of it")
         norm_in = normed[0]
-    kind = POST if norm is not None else PRE if branch_norm is None else SANDWICH
-    wiring = Wiring(kind, norm, branch_norm, scale, residual_scale)
+    wiring = Wiring.of_parts(norm, branch_norm, scale, carried)
     return FeedForward(norm_in, first, activation, gate, second[1], wiring)
 
 

@@ -20,7 +20,7 @@ from whence.reading.wiring.dataflow import (
     origins,
     other_operand,
 )
-from whence.reading.wiring.equation import PARALLEL, POST, PRE, SANDWICH, Factor, Wiring
+from whence.reading.wiring.equation import Factor, Wiring
 from whence.reading.wiring.handles import Side, StateHandles, find_handle
 from whence.reading.wiring.norm_search import norm_of, sole_norm
 from whence.reading.wiring.norms import Norm
@@ -53,13 +53,13 @@ class _Sum:
     scale: Factor
     norm: Norm | None
     others: tuple[Node, ...]
-    residual_scale: Factor
+    carried: Factor
 
 
 def find_wiring(graph: OpGraph, projected: Node, upstream: set[int], tolerance: float) -> WiringEvidence:
     """From the projection's output to the state after attention. `upstream`: ids of what the queries came from."""
     found = _find_sum(projected, upstream, tolerance)
-    total, kind, others = found.total, PRE, list(found.others)
+    total, others = found.total, list(found.others)
     norm: Norm | None = None
     state = total
     uses = consumers(closure(total))
@@ -71,20 +71,16 @@ def find_wiring(graph: OpGraph, projected: Node, upstream: set[int], tolerance: 
         uses = consumers(closure(total))
         side = _lone_side_addend(total, uses)
     sides = [_side(graph, other) for other in others]
-    if others:
-        kind = PARALLEL
-    else:
-        kind = PRE if found.norm is None else SANDWICH
+    if not others:
         after = sole_norm(total, uses, tolerance)
         if after is not None and _carried_on(after[1]):
             norm, state = after
-            kind = POST
         elif after is None and not _carried_on(total):
             names = ", ".join(dict.fromkeys(op.name for op, _ in uses)) or "nothing"
             raise NotRecognised(
                 f"residual + attention goes into {names}, and on to no later residual: no wiring that is known"
             )
-    wiring = Wiring(kind, norm, found.norm, found.scale, found.residual_scale)
+    wiring = Wiring.of_parts(norm, found.norm, found.scale, found.carried, parallel=bool(others))
     handles = StateHandles(
         residual=find_handle(graph, found.residual, _uses(found)),
         after=find_handle(graph, state),
@@ -99,7 +95,7 @@ def find_wiring(graph: OpGraph, projected: Node, upstream: set[int], tolerance: 
     error = deviation(flat(state.value), rebuilt)
     reason = None
     if error > tolerance:
-        reason = f"rebuilding the state after attention as {kind} misses it by {error:.1e} (tolerance {tolerance:.0e})"
+        reason = f"rebuilding the state after attention as {wiring.kind} misses it by {error:.1e} (tolerance {tolerance:.0e})"
     elif handles.residual is None:
         reason = "the residual input is not shown by any module, so it cannot be picked up in later passes"
     elif None in sides:
@@ -135,9 +131,9 @@ def _find_sum(projected: Node, upstream: set[int], tolerance: float) -> _Sum:
             other = other_operand(op, used)
             if other is None or other.value.numel() != node.value.numel() or op.kwargs.get("alpha", 1) != 1:
                 continue
-            residual, residual_scale = _unscaled(other, upstream)
+            residual, carried = _unscaled(other, upstream)
             if residual is not None:
-                return _Sum(residual, op.outputs[0], op, scale, norm, tuple(others), residual_scale)
+                return _Sum(residual, op.outputs[0], op, scale, norm, tuple(others), carried)
             if id(projected) in ancestors([other]):
                 made = other.producer.name if other.producer is not None else "something"
                 raise NotRecognised(
