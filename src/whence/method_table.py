@@ -156,7 +156,7 @@ def _declare_own() -> None:
         about = {"gives": "scores", "options": (), "signed": True, "contrast": True, "determined": "map"}
         mixing(name, location, title, paper, summary, **{**about, "cost": "gradients", "needs": EXPLAIN, **more})
 
-    attention("effective-attention", "effective_attention:effective_attention", BRUNNER, "trace",
+    attention("effective-attention", "effective_attention:effective_attention", f"{BRUNNER}; Sun & Marasović 2021", "trace",
               "the part of attention that the head output depends on")
     attention("identifiability", "identifiability:identifiability", BRUNNER, "trace",
               "rank, null space, condition, leverage and null share of every row")
@@ -175,6 +175,20 @@ def _declare_own() -> None:
     declare("token-identifiability", "whence.tokens.token_identifiability:token_identifiability", question="tokens",
             paper=BRUNNER, cost="training", needs=("model", "texts"),
             summary="how often a hidden state still tells which input token it was, layer by layer")
+    for name, location, paper, cost, summary in (
+        ("faithfulness", "evaluate:faithfulness", "DeYoung et al. 2020; Edin et al. 2024", "passes",
+         "which explanation orders the words as the prediction does: removal curves with ceilings, and verdicts"),
+        ("determined", "determined:determined", "whence", "solver",
+         "how far an explanation moves between attentions that give the same outputs"),
+        ("attention-controls", "controls:attention_controls", "Jain & Wallace 2019; Wiegreffe & Pinter 2019", "passes",
+         "permuted, uniform and equal-output attention against the prediction, beside gradients and leave-one-out"),
+        ("plausibility", "plausibility:plausibility", "DeYoung et al. 2020", "passes",
+         "agreement of explanations with words that people marked, beside exact chance"),
+        ("robustness", "robustness:robustness", "whence", "passes",
+         "whether models that agree on the predictions agree on the explanations"),
+    ):
+        declare(name, f"whence.faithful.{location}", question="faithfulness", paper=paper, cost=cost, summary=summary,
+                needs=("model", "texts"))
     declare("identifiable-transformer", "whence.identifiable.training.fit:train", question="models", paper=BHARDWAJ,
             cost="training", needs=("labelled texts",),
             summary="a text classifier whose attention weights are the only ones that give its output")
@@ -197,8 +211,8 @@ def _declare_own() -> None:
     mixing("flow", "flow:flow", "Attention flow", ABNAR,
            "maximum flow through the layers, attention as the width of pipes",
            gives="contributions", cost="solver", options=("layers", "attention", "progress"), shown=False)
-    mixing("norms", "norms:Norms", "Norms", "Kobayashi et al. 2020, 2021", "the length of each token's part of a state",
-           needs=("wiring",), options=("residual",))
+    mixing("norms", "norms:Norms", "Norms", "Kobayashi et al. 2020; Kobayashi et al. 2021",
+           "the length of each token's part of a state", needs=("wiring",), options=("residual",))
     mixing("alti", "alti:Alti", "ALTI", "Ferrando et al. 2022",
            "how much closer each token's part brings the state; ALTI+ for encoder–decoders",
            needs=("wiring",), options=("distance", "second_norm", "model"))
@@ -242,7 +256,7 @@ def _declare_own() -> None:
     scores("gradient-rollout", "gradient_rollout:gradient_rollout", "Gradient × attention rollout", "Chefer et al. 2021",
            "attention weighed by its gradient, multiplied through the layers", signed=False, needs=("model", "head"),
            determined="weights", options=("output",), shown=False)
-    scores("occlusion", "perturbations:occlusion", "Occlusion", "Zeiler & Fergus 2014; leave-one-out",
+    scores("occlusion", "perturbations:occlusion", "Occlusion", "Zeiler & Fergus 2014",
            "what the prediction loses without each token", cost="passes", aliases=("leave-one-out",),
            needs=("model", "head"),
            options=(*OUTPUT, "batch_size"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 from .imports import SOURCE
@@ -28,3 +29,19 @@ def test_a_test_at_the_root_is_of_a_module_at_the_root() -> None:
     modules = {path.stem for path in SOURCE.glob("*.py")}
     strange = [path.name for path in TESTS.glob("test_*.py") if path.stem.removeprefix("test_") not in modules]
     assert not strange, strange
+
+
+def imported_from_the_package(text: str) -> list[str]:
+    """The modules of whence that a file imports, at its top or later."""
+    nodes = list(ast.walk(ast.parse(text)))
+    names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    return [name for name in names if name.split(".")[0] == "whence"]
+
+
+def test_an_oracle_imports_nothing_of_what_it_judges() -> None:
+    oracles = list(TESTS.rglob("*_oracle.py"))
+    assert len(oracles) >= 4
+    wrong = {path.name: names for path in oracles if (names := imported_from_the_package(path.read_text()))}
+    assert not wrong, wrong
+    assert imported_from_the_package("def f():\n    from whence.core import numerics")

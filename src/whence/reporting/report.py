@@ -118,7 +118,7 @@ def report(
 
     >>> import whence
     >>> whence.report(whence.trace(whence.load(), "The bank raised its rates.")).findings[1][:23]
-    'This text has 8 tokens '
+    "A head's values have 32"
     """
     from whence.faithful.result import Faithfulness
     from whence.model.memory import fixed

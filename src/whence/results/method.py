@@ -87,6 +87,11 @@ class Method:
             object.__setattr__(self, "title", self.name.replace("-", " ").capitalize())
 
     @property
+    def papers(self) -> tuple[str, ...]:
+        """What it rests on, one by one; nothing where it is whence's own."""
+        return tuple(name for name in self.paper.split("; ") if name != "whence")
+
+    @property
     def function(self) -> Callable[..., Any]:
         """The object itself; imported on first use."""
         if self._function is None:

@@ -97,7 +97,7 @@ def rounded(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """float32 rounded to `MANTISSA` bits; NaN and infinities stay.
 
     >>> rounded(np.array([0.1, 1.0, np.nan])).tolist()
-    [0.0999983549118042, 1.0, nan]
+    [0.09999847412109375, 1.0, nan]
     """
     single = np.ascontiguousarray(values, dtype=np.float32)
     drop = 23 - MANTISSA

@@ -47,3 +47,32 @@ def test_hidden_keys_have_zero_bounds_and_padding_changes_nothing() -> None:
 def test_errors_say_what_to_do() -> None:
     with pytest.raises(InputError, match="sum to 1"):
         weight_bounds(2 * make.attention(3, 5), make.values(5, 2))
+
+
+def test_equal_to_the_formula_row_by_row() -> None:
+    """hi = (e_j − m_j)/(H_jj − m_j) and lo = (e_j − M_j)/(H_jj − M_j), H from a full SVD of [V, 1], head by head."""
+    attention, values = make.attention(3, 4, 9, seed=5), make.values(3, 9, 4, seed=6)
+    bounds = weight_bounds(attention, values)
+    for head in range(3):
+        v = torch.cat([values[head].double(), torch.ones(9, 1, dtype=torch.float64)], 1)
+        u, s, _ = torch.linalg.svd(v, full_matrices=False)
+        projector = u[:, s > 1e-6 * s[0]] @ u[:, s > 1e-6 * s[0]].T
+        for query in range(4):
+            a = attention[head, query].double() / attention[head, query].double().sum()
+            e = projector @ a
+            for j in range(9):
+                others = torch.cat([projector[j, :j], projector[j, j + 1 :]])
+                least, most, own = float(others.min()), float(others.max()), float(projector[j, j])
+                high = min(1.0, (float(e[j]) - least) / (own - least)) if own > least else 1.0
+                low = max(0.0, (float(e[j]) - most) / (own - most)) if own > most else 0.0
+                assert abs(float(bounds.upper[head, query, j]) - high) < 1e-9
+                assert abs(float(bounds.lower[head, query, j]) - low) < 1e-9
+
+
+def test_one_bad_row_among_good_ones_is_refused() -> None:
+    attention = make.attention(3, 5)
+    for factor in (2.0, -1.0):
+        broken = attention.clone()
+        broken[1] *= factor
+        with pytest.raises(InputError, match="sum to 1"):
+            weight_bounds(broken, make.values(5, 2))

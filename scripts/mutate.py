@@ -1,0 +1,225 @@
+"""Mutation run: change one operator or number of `core` at a time, and see whether the tests notice.
+
+    python scripts/mutate.py                                   every file of src/whence/core: hours
+    python scripts/mutate.py core/numerics/basis.py            one file: minutes
+    python scripts/mutate.py core/numerics/basis.py --most 20  a sample, the same one every time
+
+A mutant that no test kills is printed as a line of the table in docs/mutants.md. Those that stand there with a reason
+are known; any other makes the run fail. Each mutant runs in a fork, its module compiled from the changed source; nothing on
+disk changes. Tests: those named after the file first, then the others of tests/core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "whence"
+EXPLAINED = ROOT / "docs" / "mutants.md"
+
+SWAPS: dict[type, type] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
+    ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "argmin": "argmax", "argmax": "argmin"}
+NAMES |= {"zeros": "ones", "ones": "zeros", "minimum": "maximum", "maximum": "minimum"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: the file, its line, that line as it is, the expression as it was and as it becomes, the whole source."""
+
+    file: str
+    line: int
+    code: str
+    before: str
+    after: str
+    source: str
+
+    def row(self, reason: str = "") -> str:
+        """Its line of the table."""
+        cells = (f"`{self.file}`", f"`{self.code}`", f"`{self.before}` → `{self.after}`", reason)
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def mutants(path: Path) -> Iterator[Mutant]:
+    """Every single change of the file."""
+    text = path.read_text()
+    lines = text.splitlines()
+    count = len(list(_places(ast.parse(text))))
+    for number in range(count):
+        tree = ast.parse(text)
+        node = list(_places(tree))[number]
+        before = ast.unparse(node)
+        for _ in _change(node):
+            after, source = ast.unparse(node), ast.unparse(tree)
+            name = str(path.relative_to(PACKAGE))
+            yield Mutant(name, node.lineno, lines[node.lineno - 1].strip(), before, after, source)
+
+
+def _places(tree: ast.AST) -> Iterator[ast.expr]:
+    """Expressions that can be changed, outside annotations, decorators, messages and docstrings."""
+    skipped: set[int] = set()
+    for node in ast.walk(tree):
+        parts: list[ast.AST | None] = []
+        if isinstance(node, ast.arg | ast.AnnAssign):
+            parts.append(node.annotation)
+        elif isinstance(node, ast.FunctionDef):
+            parts += [node.returns, *node.decorator_list]
+        elif isinstance(node, ast.ClassDef):
+            parts += node.decorator_list
+        elif isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr):
+            parts.append(node)
+        skipped |= {id(inner) for part in parts if part is not None for inner in ast.walk(part)}
+    for node in ast.walk(tree):
+        if id(node) not in skipped and isinstance(node, ast.expr) and any(True for _ in _change(copy.deepcopy(node))):
+            yield node
+
+
+def _change(node: ast.expr) -> Iterator[None]:
+    """Change the node in place, in each way in turn."""
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
+        node.ops[0] = SWAPS[type(node.ops[0])]()
+        yield
+    elif isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in SWAPS:
+        node.op = SWAPS[type(node.op)]()
+        yield
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        node.op, node.operand = ast.Not(), ast.UnaryOp(ast.Not(), node.operand)
+        yield
+    elif isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
+        node.value = (
+            (not node.value)
+            if isinstance(node.value, bool)
+            else node.value + 1
+            if node.value in (0, 1)
+            else node.value * 2
+        )
+        yield
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in NAMES:
+        node.func.attr = NAMES[node.func.attr]
+        yield
+    elif isinstance(node, ast.Call) and any(k.arg in NAMES for k in node.keywords):
+        keyword = next(k for k in node.keywords if k.arg in NAMES)
+        keyword.arg = NAMES[str(keyword.arg)]
+        yield
+
+
+class _Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives one module from changed source."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self.mutant = mutant
+        self.name = "whence." + mutant.file.removesuffix(".py").replace("/", ".")
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
+        if name != self.name:
+            return None
+        return importlib.util.spec_from_loader(name, self, origin=str(PACKAGE / self.mutant.file))
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compile(self.mutant.source, str(PACKAGE / self.mutant.file), "exec"), module.__dict__)
+
+
+def killed(mutant: Mutant, tests: Sequence[str], seconds: int) -> bool:
+    """Whether a test fails, or none ends in time, with the mutant in the place of its module."""
+    process = os.fork()
+    if process == 0:
+        os.setsid()
+        signal.alarm(seconds)
+        for name in [name for name in sys.modules if name.startswith("whence.core")]:
+            del sys.modules[name]
+        sys.meta_path.insert(0, _Changed(mutant))
+        code = 1
+        try:
+            import pytest
+
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not long", *tests]))
+        finally:
+            os._exit(0 if code == 0 else 1)
+    _, status = os.waitpid(process, 0)
+    return status != 0
+
+
+def tests_of(path: Path) -> tuple[list[str], list[str]]:
+    """The tests named after the file, which most mutants meet their end in, and the others of tests/core."""
+    every = sorted((ROOT / "tests" / "core").rglob("test_*.py"))
+    own = [str(p.relative_to(ROOT)) for p in every if p.stem.startswith(f"test_{path.stem}")]
+    return own, [str(p.relative_to(ROOT)) for p in every if str(p.relative_to(ROOT)) not in own]
+
+
+def explained() -> dict[str, str]:
+    """The rows of docs/mutants.md without their reasons, and the reasons."""
+    rows = {}
+    for line in EXPLAINED.read_text().splitlines() if EXPLAINED.exists() else ():
+        if line.startswith("| `core/"):
+            head, _, reason = line.rstrip(" |").rpartition(" | ")
+            rows[head] = reason.strip()
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", help="under src/whence, as core/numerics/basis.py; all of core without one")
+    parser.add_argument("--most", type=int, help="a sample of so many mutants of each file")
+    parser.add_argument("--seconds", type=int, default=300, help="after which a mutant counts as killed: it hangs")
+    given = parser.parse_args()
+    os.chdir(ROOT)
+    sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    for name in (
+        "torch",
+        "numpy",
+        "scipy.optimize",
+        "highspy",
+        "hypothesis",
+        "pytest",
+        "transformers",
+        "whence.model.load",
+    ):
+        importlib.import_module(name)  # once, before the forks
+    import torch
+
+    torch.set_num_threads(1)
+    paths = [PACKAGE / file for file in given.files] or sorted((PACKAGE / "core").rglob("*.py"))
+    known, new = explained(), 0
+    for path in paths:
+        every = list(mutants(path))
+        chosen = every if given.most is None else random.Random(0).sample(every, min(given.most, len(every)))
+        begin, alive = time.monotonic(), []
+        for mutant in sorted(chosen, key=lambda m: m.line):
+            if not any(killed(mutant, tests, given.seconds) for tests in tests_of(path) if tests):
+                alive.append(mutant)
+                reason = known.get(mutant.row().rstrip(" |").rstrip())
+                new += reason is None
+                print(
+                    f"{'new' if reason is None else 'known'} line {mutant.line}: {mutant.row(reason or '')}", flush=True
+                )
+        took = time.monotonic() - begin
+        print(
+            f"{path.relative_to(PACKAGE)}: {len(chosen)} of {len(every)} mutants, {len(alive)} alive, {took:.0f} s",
+            flush=True,
+        )
+    return 1 if new else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
