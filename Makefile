@@ -8,6 +8,7 @@
 #   make gallery      the gallery's pages, every number made again (needs espeak-ng: apt-get install espeak-ng)
 #   make conformance  every model family that transformers knows, read and proved
 #   make torture      odd calls to the core, kills, failures in threads, a crowd at the server: long
+#   make mutate       change core one operator at a time: do the tests notice? MUTATE="core/attention/bounds.py --most 20"
 #   make test-lowest  core, reading and mixing on the lowest versions that pyproject.toml allows
 #   make test-newest  the test suite on the newest versions, but for torch
 #   make lock         requirements.lock made again   make audit        its packages, looked up for known holes
@@ -31,7 +32,7 @@ roads to the village had been closed since noon and nobody knew when they would 
 tea, sat down by the window, and waited for the snow to stop falling on the silent hills.
 
 .DEFAULT_GOAL := help
-.PHONY: help venv setup demo docs figures gallery test lint bench studies conformance torture test-lowest test-newest lock audit \
+.PHONY: help venv setup demo docs figures gallery test lint bench studies conformance torture mutate test-lowest test-newest lock audit \
 	wheel clean
 
 help:
@@ -108,6 +109,11 @@ torture: $(STAMPS)/dev
 	$(BIN)/python -m torture.soak
 	$(BIN)/python -m torture.load
 	$(BIN)/python -m pytest -m long
+
+# One file takes minutes, all of core hours. Survivors that docs/mutants.md does not explain make it fail.
+MUTATE ?= core/numerics/basis.py core/attention/bounds.py --most 20
+mutate: $(STAMPS)/dev
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/mutate.py $(MUTATE)
 
 # The lowest versions, in an environment of their own.
 LOWEST := .venv-lowest

@@ -3,6 +3,7 @@
     python scripts/mutate.py                                   every file of src/whence/core: hours
     python scripts/mutate.py core/numerics/basis.py            one file: minutes
     python scripts/mutate.py core/numerics/basis.py --most 20  a sample, the same one every time
+    python scripts/mutate.py core/numerics/basis.py --lines 60-90
 
 A mutant that no test kills is printed as a line of the table in docs/mutants.md. Those that stand there with a reason
 are known; any other makes the run fail. Each mutant runs in a fork, its module compiled from the changed source; nothing on
@@ -180,6 +181,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", help="under src/whence, as core/numerics/basis.py; all of core without one")
     parser.add_argument("--most", type=int, help="a sample of so many mutants of each file")
+    parser.add_argument("--lines", metavar="FIRST-LAST", help="only mutants of these lines of each file")
     parser.add_argument("--seconds", type=int, default=300, help="after which a mutant counts as killed: it hangs")
     given = parser.parse_args()
     os.chdir(ROOT)
@@ -201,10 +203,12 @@ def main() -> int:
     torch.set_num_threads(1)
     paths = [PACKAGE / file for file in given.files] or sorted((PACKAGE / "core").rglob("*.py"))
     known, new = explained(), 0
+    begin, _, end = (given.lines or "0-").partition("-")
+    first, last = int(begin), int(end or (10**9 if given.lines is None else begin))
     for path in paths:
-        every = list(mutants(path))
+        every = [mutant for mutant in mutants(path) if first <= mutant.line <= last]
         chosen = every if given.most is None else random.Random(0).sample(every, min(given.most, len(every)))
-        begin, alive = time.monotonic(), []
+        started, alive = time.monotonic(), []
         for mutant in sorted(chosen, key=lambda m: m.line):
             if not any(killed(mutant, tests, given.seconds) for tests in tests_of(path) if tests):
                 alive.append(mutant)
@@ -213,7 +217,7 @@ def main() -> int:
                 print(
                     f"{'new' if reason is None else 'known'} line {mutant.line}: {mutant.row(reason or '')}", flush=True
                 )
-        took = time.monotonic() - begin
+        took = time.monotonic() - started
         print(
             f"{path.relative_to(PACKAGE)}: {len(chosen)} of {len(every)} mutants, {len(alive)} alive, {took:.0f} s",
             flush=True,
