@@ -12,7 +12,7 @@
 #   make test-lowest  core, reading and mixing on the lowest versions that pyproject.toml allows
 #   make test-newest  the test suite on the newest versions, but for torch
 #   make lock         requirements.lock made again   make audit        its packages, looked up for known holes
-#   make wheel        the wheel and its software bill of materials, in dist/
+#   make dist         the wheel, the source and the software bill of materials, in dist/
 #   make clean        remove the virtual environment and the caches
 #
 # Another interpreter: make test PYTHON=python3.12 VENV=.venv-3.12
@@ -33,7 +33,7 @@ tea, sat down by the window, and waited for the snow to stop falling on the sile
 
 .DEFAULT_GOAL := help
 .PHONY: help venv setup demo docs figures gallery test lint bench studies conformance torture mutate test-lowest test-newest lock audit \
-	wheel clean
+	dist wheel clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -136,8 +136,9 @@ audit: | venv
 	$(BIN)/python -m pip install --disable-pip-version-check -q pip-audit
 	$(BIN)/python -m pip_audit --strict --no-deps --disable-pip -r requirements.lock
 
-wheel: $(STAMPS)/dev
-	$(BIN)/python -m pip wheel --disable-pip-version-check -q --no-deps -w dist .
+dist wheel: $(STAMPS)/dev
+	$(BIN)/python -m pip install --disable-pip-version-check -q build
+	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python scripts/sbom > dist/whence.cdx.json
 
 clean:

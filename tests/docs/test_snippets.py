@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_CODE = [page for page in PAGES if any(s.reason is None for s in snippets(page))]
 PORT = "8899"  # the port of the pages; another one here, so that it is free
-INSTALLS = ("installs", "sets up the machine")
+INSTALLS = ("installs", "sets up the machine")  # or machines
 
 
 @pytest.fixture(scope="session")
