@@ -91,3 +91,18 @@ def test_a_run_stands_beside_the_views_of_a_text(watched: Any, compared: Any, su
     page.keyboard.press(str(len(tabs)))
     assert page.inner_text("h1") == "What holds on this corpus?"
     assert "<iframe" in whence.report(surveyed)._repr_html_()
+
+
+def test_the_prediction_shows_methods_side_by_side(watched: Any, tmp_path: Path) -> None:
+    pytest.importorskip("captum", reason="gradients come with the extra 'explain'")
+    report = whence.report(whence.trace(tiny_classifier(), some_texts(9)[8]), budget=0, removal=True)
+    view = watched()
+    page = view.open(report.save(tmp_path / "one.html").as_uri() + "#view=prediction")
+    card, *_ = report.document.manifest["prediction"]["removal"]["cards"]
+    shown = [[row[0], row[2], row[3], row[4]] for row in rows_of(page, "removal")]
+    assert shown == [
+        [r[0], *(f"{v:.3f}".replace("-", "−").replace("−0.000", "0.000") for v in r[2:4]), r[4]] for r in card["rows"]
+    ]
+    assert page.locator('.card[data-name^="curves-"] .chart').count() == 2
+    assert view.serious() == []
+    assert not view.errors

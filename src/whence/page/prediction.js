@@ -3,6 +3,7 @@
 import { choice, h, number, replace } from "./dom.js";
 import { card } from "./export.js";
 import { dataTable } from "./chart.js";
+import { chartCard, tableCard } from "./run.js";
 import { outputPicture, outputTable } from "./output.js";
 import { go } from "./state.js";
 import { tokenName, tokenText } from "./tokens.js";
@@ -44,6 +45,16 @@ function another(source) {
   }), say);
 }
 
+// The explanations put to the test: words removed in their order, and whether other attention would explain otherwise.
+function tested(removal) {
+  if (!removal) return null;
+  if (removal.reason) return card("Does the model react as they say?", "removal", h("p", { class: "hint" }, `Not tested here: ${removal.reason}`));
+  const [table, ...curves] = removal.cards;
+  const element = tableCard(table);
+  element.querySelector(".card-body").append(h("p", { class: "hint" }, removal.sentences.join(" ")));
+  return [element, h("div", { class: "columns" }, curves.map(chartCard))];
+}
+
 export function predictionView(source) {
   const { prediction } = source.manifest;
   const known = prediction.attributions.filter((a) => !a.reason);
@@ -66,5 +77,6 @@ export function predictionView(source) {
     card("What it came from", "attributions", h("div", {}, another(source), lines,
       missing.length ? h("p", { class: "hint" }, "Not available here: ", missing.map((m) => `${m.title} (${m.reason})`).join("; ")) : null), {
       csv: scores }),
+    tested(prediction.removal),
     h("div", { class: "columns" }, card("Do the methods agree?", "agreement", dataTable(agree[0], agree.slice(1), 2), { csv: () => agree }), card("Token by token", "attribution-table", h("div", { class: "tall" }, table), { csv: scores })));
 }

@@ -6,7 +6,7 @@ import { card } from "./export.js";
 
 const SECOND = "least important first";
 
-function chartCard(about) {
+export function chartCard(about) {
   const paired = about.lines.some((l) => l.second);
   const series = about.lines.map((l) => ({ ...l, named: !(paired && l.second && about.lines.some((o) => o !== l && o.name === l.name)), full: l.second && about.id.startsWith("curves") ? `${l.name}, ${SECOND}` : l.name }));
   const chart = lineChart({ title: about.title, x: about.x, xLabel: about.x_label, yLabel: about.y_label, series, min: about.least ?? 0, max: about.most ?? undefined, digits: 3 });
@@ -25,7 +25,7 @@ function cell(value, first, kind) {
   return h(first ? "th" : "td", { scope: first ? "row" : undefined, class: kind === "words" ? undefined : "num" }, h("bdi", {}, text));
 }
 
-function tableCard(about) {
+export function tableCard(about) {
   const kinds = about.columns.map((_, i) => kindOf(about.rows, i));
   const table = h("table", { class: `data run-table${about.wraps ? " wide" : ""}` },
     h("thead", {}, h("tr", {}, about.columns.map((c, i) => h("th", { scope: "col", class: kinds[i] === "words" ? undefined : "num" }, visible(c))))),

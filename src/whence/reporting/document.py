@@ -62,6 +62,7 @@ def build(
     analysis: Analysis | None = None,
     decisions: Iterable[Decisions] = (),
     runs: Iterable[Faithfulness | Survey] = (),
+    removal: bool | None = None,
     token_identifiability: Any = None,
     with_heads: bool = True,
     judged_rows: bool = False,
@@ -105,7 +106,7 @@ def build(
         step("Where each token comes from", 0.52)
         entries, some = mixtures(analysis, chosen)
         step("The prediction", 0.56)
-        prediction = prediction_data(analysis, attributions)
+        prediction = prediction_data(analysis, attributions, removal)
         exact.finish(lambda done, of: step(f"Exact intervals, {done} of {of} rows", 0.6 + 0.36 * done / max(of, 1)))
     finally:
         exact.close()

@@ -13,6 +13,7 @@ from whence.reporting.analysis import Analysis
 from whence.reporting.attention import json_value, tokens_data
 from whence.reporting.mixing import title_of
 from whence.reporting.outputs import describe_output
+from whence.reporting.removal import removal_data
 
 
 def default_attributions(trace: Trace) -> tuple[str, ...]:
@@ -23,8 +24,10 @@ def default_attributions(trace: Trace) -> tuple[str, ...]:
     return ("alti", *(("alti-logit",) if decoder else ()), "norms", "rollout", "gradient", "input-x-gradient")
 
 
-def prediction_data(analysis: Analysis, methods: Iterable[str] | None = None) -> dict[str, Any] | None:
-    """The output, and each method's score per input token. None where the model has no head."""
+def prediction_data(
+    analysis: Analysis, methods: Iterable[str] | None = None, removal: bool | None = None
+) -> dict[str, Any] | None:
+    """The output, each method's score per input token, and their removal curves. None where the model has no head."""
     trace = analysis.trace
     if trace.logits is None:
         return None
@@ -40,6 +43,7 @@ def prediction_data(analysis: Analysis, methods: Iterable[str] | None = None) ->
     return {
         "output": describe_output(trace.logits, None, trace.model, ids),
         "attributions": entries,
+        "removal": removal_data(trace, [e["name"] for e in entries if "reason" not in e], removal),
     }
 
 

@@ -86,6 +86,7 @@ def report(
     epsilon: float | None = None,
     decisions: Iterable[Decisions] = (),
     runs: Iterable[Faithfulness | Survey] = (),
+    removal: bool | None = None,
     token_identifiability: Any = None,
     analysis: Analysis | None = None,
     progress: Progress = None,
@@ -112,6 +113,8 @@ def report(
         epsilon: how far a weight may be uncertain and still be read, see `whence.verdict`; None: 0.05.
         decisions: results of `whence.decide`, for a view of their own.
         runs: results of `whence.faithfulness` or `whence.survey`, each for a view of its own.
+        removal: the explanations put to the test on this text: removal curves, Δ, and whether the computation fixes them.
+            None: where that takes some seconds only.
         token_identifiability: a result of that measure, to draw its curves.
         analysis: what was computed of this trace before (`whence.reporting.analysis.Analysis`).
         progress: see `whence.results.progress`.
@@ -159,6 +162,7 @@ def report(
                 analysis=analysis,
                 decisions=decisions,
                 runs=runs,
+                removal=removal,
                 token_identifiability=token_identifiability,
                 step=step,
             )

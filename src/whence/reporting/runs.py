@@ -48,7 +48,7 @@ def faithfulness_data(result: Faithfulness) -> dict[str, Any]:
     """Verdict, table of methods, removal curves, the texts where the best method is worst, what was run."""
     cards = []
     if result.paired:
-        cards = [_methods(result), *(_curves(result, operator) for operator in result.operators), _worst(result)]
+        cards = [_methods(result), *(curves_card(result, operator) for operator in result.operators), _worst(result)]
     settings = {**result.settings, "weights": result.identity.hashes.get("weights"), **result.identity.versions}
     return {
         "name": "faithfulness",
@@ -75,10 +75,11 @@ def _methods(result: Faithfulness) -> dict[str, Any]:
         "Δ is the area between the two removal curves: 0 for a random order, larger is better; from–to is its 95 % interval "
         "over texts. Signed methods can say that a word speaks against the output; compare like with like."
     )
-    return _table("Every method", "methods", ["method", "signed", "words are", *names.values()], rows, note)
+    return table_card("Every method", "methods", ["method", "signed", "words are", *names.values()], rows, note)
 
 
-def _curves(result: Faithfulness, operator: str) -> dict[str, Any]:
+def curves_card(result: Faithfulness, operator: str) -> dict[str, Any]:
+    """The mean output as words go, most and least important first, for each method and a random order."""
     frame = result.curves()
     frame = frame[frame["operator"] == operator]
     order = [m for m in result.table()["method"].unique() if m in set(frame["method"])]  # the best first
@@ -109,7 +110,7 @@ def _worst(result: Faithfulness) -> dict[str, Any]:
     frame = result.per_text()
     mean = frame[frame["method"] == best].groupby(["number", "text"])["delta"].mean().sort_values().head(WORST)
     rows = [[int(number), str(text)[:300], json_value(float(delta))] for (number, text), delta in mean.items()]
-    return _table("Where the best method is worst", "worst", ["number", "text", f"Δ of {best}"], rows, wraps=True)
+    return table_card("Where the best method is worst", "worst", ["number", "text", f"Δ of {best}"], rows, wraps=True)
 
 
 # --- surveys ---------------------------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ def survey_data(survey: Survey) -> dict[str, Any]:
         note = f"The first {FAILURES} of {len(failed)}." if len(failed) > FAILURES else None
         rows = [[int(n), str(reason)] for n, reason in failed.head(FAILURES).itertuples(index=False)]
         cards.append(
-            _table(
+            table_card(
                 f"Texts that could not be measured: {len(failed)}", "failed", ["text", "reason"], rows, note, wraps=True
             )
         )
@@ -154,7 +155,7 @@ def _heads(survey: Survey) -> dict[str, Any]:
         "neither unique nor flat are certain, not to be read below half; rows are pooled, intervals are over texts. "
         "Layers count from 0."
     )
-    return _table("May each head be read?", "heads", list(frame.columns), rows, note)
+    return table_card("May each head be read?", "heads", list(frame.columns), rows, note)
 
 
 def _chart(name: str, drawn: Figure) -> dict[str, Any]:
@@ -189,15 +190,16 @@ def _chart(name: str, drawn: Figure) -> dict[str, Any]:
 # --- cards -----------------------------------------------------------------------------------------------------------
 
 
-def _table(
+def table_card(
     title: str, name: str, columns: list[str], rows: list[list[Any]], note: str | None = None, wraps: bool = False
 ) -> dict[str, Any]:
+    """A card with a table; `wraps`: its texts may go over several lines."""
     return {"kind": "table", "id": name, "title": title, "note": note, "columns": columns, "rows": rows, "wraps": wraps}
 
 
 def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     rows = [[str(name), str(value)] for name, value in settings.items()]
-    return _table("What was run", "settings", ["setting", "value"], rows, wraps=True)
+    return table_card("What was run", "settings", ["setting", "value"], rows, wraps=True)
 
 
 def _cell(value: Any) -> Any:
