@@ -58,7 +58,7 @@ class Verdict(Result):
         return "read" if share >= READ else "careful" if share >= AVOID else "do not read"
 
     def names(self) -> list[list[str]]:
-        """The verdicts, [layer][head]."""
+        """The verdicts: a list for each layer, with a word for each head."""
         return [[self._verdict(i, h) for h in range(len(self.heads))] for i in range(len(self.layers))]
 
     def heads_that(self, verdict: str) -> list[tuple[int, int]]:

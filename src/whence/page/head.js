@@ -9,6 +9,8 @@ import { asNumber, go, note, state } from "./state.js";
 import { slider } from "./slide.js";
 import { tokenName, tokenText } from "./tokens.js";
 
+const LONG = 800; // tokens: the text is shaded anew when the pointer rests, or every step would be felt
+
 export function chosenHead(stack) {
   const first = stack.worst.find((c) => c.dimension > 0) ?? stack.worst[0] ?? stack.best[0];
   const layer = asNumber(state.layer, stack.layers, first?.layer ?? stack.layers[0]);
@@ -172,7 +174,9 @@ export class HeadView {
   preview(row) {
     this.shown = row;
     this.shownBlock = this.block;
-    if (this.stack.key_tokens === null && this.block) this.text.shade(this.block.arrays.raw.row(row), { curve: "root" });
+    clearTimeout(this.resting);
+    const shade = () => { if (this.stack.key_tokens === null && this.block) this.text.shade(this.block.arrays.raw.row(row), { curve: "root" }); };
+    if (this.stack.tokens.text.length > LONG && row !== this.place.query) this.resting = setTimeout(shade, 60); else shade();
     this.drawBars(row);
   }
 
