@@ -99,7 +99,7 @@ one text of one small model.
 import whence
 
 trace = whence.trace(whence.load("smollm2"), "The harbour town had two clocks, and they had never agreed. " * 6)
-print(whence.droppable(trace, layer=14, head=3, queries=[75, 80]).sentences()[0])
+print(whence.droppable(trace, layer=14, head=3, queries=[70, 78]).sentences()[0])
 ```
 """
     Path(__file__).resolve().parents[1].joinpath("docs/studies/droppable-keys.md").write_text(page, encoding="utf-8")
