@@ -94,7 +94,7 @@ def make() -> Path:
         f"What that row's largest weight is on: {top.sentences()[0]}",
         "**The same on the command line**",
         command(
-            f'whence get antiberty\nwhence decide {TRASTUZUMAB} --model antiberty --rule "above:C{SECOND}>0.02" '
+            f'whence get antiberty\nwhence decide {TRASTUZUMAB} --model antiberty --rule "above:C{key}>0.02" '
             f"--layer {best[0]} --head {best[1]} --query C{query}",
             needs="antiberty",
         ),
