@@ -324,3 +324,20 @@ def test_effective_attention_takes_tensors_by_position_and_by_name():
     assert torch.equal(by_position, whence.effective_attention(attention=a, values=v))
     with pytest.raises(InputError, match="takes a trace, or attention and values"):
         whence.effective_attention(a)
+
+
+def test_identifiability_of_several_texts_is_that_of_each_by_itself(minilm):
+    """Texts of one length go together, in a short and in a long group (more tokens than a head has dimensions)."""
+    texts = [
+        "The bank raised its rates.",
+        "The river took the fence.",
+        "It rained.",
+        "so it was said again " * 9,
+        "as it was said before " * 9,
+    ]
+    traces = whence.trace(minilm, texts)
+    for one, own in zip(whence.identifiability(traces), traces, strict=True):
+        alone = whence.identifiability(own)
+        assert one.tokens == alone.tokens
+        for name in alone.extra:
+            torch.testing.assert_close(one.extra[name], alone.extra[name], atol=1e-6, rtol=1e-5, equal_nan=True)

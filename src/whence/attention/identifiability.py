@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from whence.attention.effective_attention import of_layer
 from whence.attention.heads import by_group, key_labels, sink_last, values_by_group
@@ -16,7 +19,6 @@ from whence.core.numerics.tolerances import measured_in
 from whence.reading.joined_layers import JoinedLayers
 from whence.reading.streaming import Stream
 from whence.reading.trace import Layer, Stack, Trace
-from whence.results.labels import Tokens
 from whence.results.result import Result
 
 if TYPE_CHECKING:
@@ -83,21 +85,31 @@ def token_types(tokens: Any) -> tuple[str, ...]:
     return (*special, *(k for k in ("punctuation", "rest") if k in kinds))
 
 
+@overload
 def identifiability(
-    trace: Trace | Stream,
+    trace: Trace | Stream, *, keys: bool = ..., condition: bool = ..., leverage: bool | None = ..., attention: str | None = ...,
+) -> Identifiability: ...  # fmt: skip
+@overload
+def identifiability(
+    trace: Sequence[Trace], *, keys: bool = ..., condition: bool = ..., leverage: bool | None = ...,
+    attention: str | None = ...,
+) -> list[Identifiability]: ...  # fmt: skip
+def identifiability(
+    trace: Trace | Stream | Sequence[Trace],
     *,
     keys: bool = False,
     condition: bool = False,
     leverage: bool | None = None,
     attention: str | None = None,
-) -> Identifiability:
+) -> Identifiability | list[Identifiability]:
     """Rank, null space, leverage, null share and raw–effective correlation of every attention row.
 
     With `condition=True` also the condition numbers of V and V − 1μᵀ for each row (one factorisation a row under a
     causal mask). With `keys=True` also, for each row, the local dimension of the alternatives that some query could
     have produced (`reachable_dimension`; −1: undetermined) and for each head the bound of the near-tied theorem
     (`near_tied_bound`). leverage=False leaves the leverage out, a third of the work; None: it is computed for a trace and
-    left out of a stream, where it would be a number for every weight. Long texts are worked on in blocks of rows.
+    left out of a stream, where it would be a number for every weight. Long texts are worked on in blocks of rows; of
+    several traces, given as a list, those of one length go together, and a list comes back.
 
     >>> import whence
     >>> found = whence.identifiability(whence.trace(whence.load(), "The bank raised its rates."))
@@ -109,12 +121,90 @@ def identifiability(
         rows = JoinedLayers(lambda piece: identifiability(piece, **options))
         joined: Identifiability = trace.read(rows, attention)
         return joined
-    leverage = leverage is not False
-    stack = trace.of(attention)
-    labels = key_labels(stack)
     names = COUNTS + CONDITIONS if condition else COUNTS
+    if not isinstance(trace, Trace):
+        return [
+            _result(one, one.of(attention), measures, keys)
+            for one, measures in _of_texts(list(trace), attention, names, leverage is not False)
+        ]
+    stack = trace.of(attention)
+    return _result(trace, stack, _measures(stack, names, leverage is not False), keys)
+
+
+def _of_texts(
+    traces: list[Trace], attention: str | None, names: tuple[str, ...], leverage: bool
+) -> list[tuple[Trace, list[dict[str, Tensor]]]]:
+    """The measures of every layer of every text; texts of one length go together, as more heads of one layer."""
+    found: list[tuple[Trace, list[dict[str, Tensor]]]] = []
+    order = sorted(range(len(traces)), key=lambda i: len(traces[i].of(attention).tokens))
+    places: dict[int, list[dict[str, Tensor]]] = {}
+    for group in _alike([traces[i].of(attention) for i in order]):
+        stacks = [traces[order[i]].of(attention) for i in group]
+        together = stacks[0] if len(stacks) == 1 else _as_heads(stacks)
+        layers = _measures(together, names, leverage)
+        for number, i in enumerate(group):
+            heads = len(stacks[0].layers[0].heads)
+            own = slice(number * heads, (number + 1) * heads)
+            places[order[i]] = [{name: t[own] for name, t in layer.items()} for layer in layers]
+    for i, trace in enumerate(traces):
+        found.append((trace, places[i]))
+    return found
+
+
+def _alike(stacks: list[Stack]) -> list[list[int]]:
+    """Which neighbours go together: those of one length, read alike, with the same mask and no sink, of a bounded size."""
+    groups: list[list[int]] = []
+    for i, stack in enumerate(stacks):
+        last = None if not groups else stacks[groups[-1][0]]
+        size = max(math.prod(layer.shape) for layer in stack)
+        if last is not None and (len(groups[-1]) + 1) * size <= _ROWS and _same_reading(last, stack):
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+def _same_reading(one: Stack, other: Stack) -> bool:
+    def alike(a: Layer, b: Layer) -> bool:
+        facts = [(x.index, x.heads, x.shape, x.rebuilt, x.scale, x.cap, x.dtype, x.causal) for x in (a, b)]
+        plain = all(x.sink is None and x.bias is None and (x.visible is None or x.visible.dim() == 2) for x in (a, b))
+        projection = a._projection
+        same = projection is b._projection and (
+            projection is None or (projection.full_rank and projection.rows is None)
+        )
+        return facts[0] == facts[1] and plain and same and _same_mask(a.visible, b.visible)
+
+    return len(one) == len(other) and all(alike(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _as_heads(stacks: list[Stack]) -> Stack:
+    """Several texts of one length as one, each text's heads after those of the one before."""
+
+    def merged(layers: tuple[Layer, ...]) -> Layer:
+        parts: dict[str, Any] = {}
+        for name in ("_attention", "_queries", "grouped_keys", "grouped_values", "_outputs"):
+            tensors = [getattr(layer, name) for layer in layers]
+            parts[name] = None if any(t is None for t in tensors) else torch.cat(tensors)
+        return replace(layers[0], heads=tuple(range(len(layers) * len(layers[0].heads))), **parts)
+
+    return replace(stacks[0], layers=tuple(merged(layers) for layers in zip(*stacks, strict=True)))
+
+
+def _measures(stack: Stack, names: tuple[str, ...], leverage: bool) -> list[dict[str, Tensor]]:
+    """By layer, everything that is measured by head: [head, …]."""
+    columns = len(key_labels(stack))
     spaces = zip(stack, _null_spaces(stack), strict=True)
-    layers = [_layer(layer, labels, space, names, leverage) for layer, space in spaces]
+    return [_layer(layer, columns, space, names, leverage) for layer, space in spaces]
+
+
+def _result(trace: Trace, stack: Stack, layers: list[dict[str, Tensor]], keys: bool) -> Identifiability:
+    labels = key_labels(stack)
+    kinds, types = labels.kinds(), token_types(labels)
+    picks = torch.tensor([[k == t for t in types] for k in kinds], dtype=torch.float64)
+    for measures in layers:
+        for kind in ("raw", "effective"):
+            mass = measures.pop(f"{kind}_by_key") @ picks
+            measures[f"{kind}_by_type"] = mass.to(measured_in(stack.layers[0].dtype))
     extra = {name: _stacked([found[name] for found in layers]) for name in layers[0]}
     if keys:
         from whence.attention.key_constraint import key_constraint
@@ -163,8 +253,9 @@ def _same_mask(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def _layer(
-    layer: Layer, labels: Tokens, space: NullSpace, names: tuple[str, ...], with_leverage: bool
+    layer: Layer, columns: int, space: NullSpace, names: tuple[str, ...], with_leverage: bool
 ) -> dict[str, Tensor]:
+    """columns: keys of the result, a sink included."""
     values, visible = values_by_group(layer)
     heads, n_query, _ = layer.shape
     full = (values.shape[0], heads // values.shape[0], n_query)
@@ -173,37 +264,34 @@ def _layer(
         return (t if visible is not None else t[..., None]).expand(full).reshape(heads, n_query)
 
     measures = {name: per_row(getattr(space, name)) for name in names}
-    blocks = [_block(block, labels, bool(space.null_dimension.any())) for block in layer.blocks(_ROWS)]
+    blocks = [_block(block, columns, bool(space.null_dimension.any())) for block in layer.blocks(_ROWS)]
     gaps, sums = (torch.cat([block[i] for block in blocks], -1) for i in (0, 1))
     seen = measures["length"].to(torch.float64)
     measures["null_share"], measures["r"], measures["head_r"] = gaps, _r(seen, sums), _r(seen.sum(-1), sums.sum(-1))
-    measures["raw_by_type"], measures["effective_by_type"] = (
-        (torch.stack([block[i] for block in blocks]).sum(0) / n_query).to(measured_in(values.dtype)) for i in (2, 3)
-    )
+    for i, kind in ((2, "raw"), (3, "effective")):
+        measures[f"{kind}_by_key"] = torch.stack([block[i] for block in blocks]).sum(0) / n_query
     if with_leverage:
         lever = leverage_of(values, visible=visible)
         if visible is None:
             lever = lever[..., None, :]
         lever = lever.expand(*full[:2], *lever.shape[-2:]).flatten(0, 1)
-        measures["leverage"] = sink_last(layer, lever, len(labels)).to(torch.float32)
+        measures["leverage"] = sink_last(layer, lever, columns).to(torch.float32)
     return measures
 
 
-def _block(layer: Layer, labels: Tokens, free: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Null shares and sums of some rows (`row_sums`), and the raw and effective mass on each token type, by head.
+def _block(layer: Layer, columns: int, free: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Null shares and sums of some rows (`row_sums`), and the raw and effective mass on each of `columns` keys, by head.
 
     free: whether any row has a null space; values of full row rank have none, and attention is its own effective part.
     """
     weights = by_group(layer)[0]
     raw = weights.flatten(0, 1).to(measured_in(weights.dtype))
-    columns = len(labels) if layer.sink is not None else raw.shape[-1]  # under a causal mask, the keys that they see
-    raw = sink_last(layer, raw, columns)
-    effective = of_layer(layer, columns=columns) if free else raw
+    width = columns if layer.sink is not None else raw.shape[-1]  # under a causal mask, the keys that they see
+    raw = sink_last(layer, raw, width)
+    effective = of_layer(layer, columns=width) if free else raw
     gaps, sums = row_sums(raw, effective)
-    kinds, types = labels.kinds(), token_types(labels)
-    picks = torch.tensor([[k == t for t in types] for k in kinds[:columns]], dtype=torch.float64)
-    by_type = [t.sum(1, dtype=torch.float64) @ picks for t in (raw, effective)]
-    return gaps, sums, by_type[0], by_type[1]
+    mass = [pad(t.sum(1, dtype=torch.float64), (0, columns - width)) for t in (raw, effective)]
+    return gaps, sums, mass[0], mass[1]
 
 
 def row_sums(raw: Tensor, effective: Tensor) -> tuple[Tensor, Tensor]:
