@@ -15,12 +15,14 @@ FIRST = 23_630  # lines of the 172 files of commit 7092e6e
 
 FEATURES: dict[str, tuple[str, ...]] = {
     "faithfulness, plausibility, controls": ("faithful/*.py", "cli/faithful.py"),
-    "surveys of a corpus": ("surveys/*.py", "cli/survey.py"),
+    "surveys of a corpus": ("surveys/*.py", "cli/survey.py", "reading/datasets.py"),
     "decisions and alignments": (
         "rules.py", "attention/decide.py", "attention/decided_rows.py", "attention/align.py", "attention/droppable.py",
         "attention/position_names.py", "attention/plots_alignment.py", "attention/plots_decisions.py",
         "attention/verified_rows.py", "core/attention/decision.py", "core/attention/decision_check.py",
-        "core/attention/alignment.py", "core/attention/aimed.py", "cli/decide.py", "reporting/decisions.py",
+        "attention/pushed_paths.py", "attention/recording.py", "core/attention/path_certificate.py",
+        "core/attention/interior_point.py", "core/attention/alignment.py", "core/attention/aimed.py",
+        "cli/decide.py", "reporting/decisions.py",
     ),
     "the identifiable decoder, uniqueness of any model": (
         "identifiable/configuration_identifiable_decoder.py", "identifiable/modeling_identifiable_decoder.py",
@@ -28,6 +30,15 @@ FEATURES: dict[str, tuple[str, ...]] = {
         "identifiable/training/compare_language_models.py", "attention/uniqueness.py", "attention/reachable_second_row.py",
         "core/attention/score_law.py", "cli/_train_lm.py",
     ),
+    "long texts and batches, fused attention": (
+        "reading/capture/fused.py", "reading/capture/own_writes.py", "reading/attention_rows.py", "reading/joined_layers.py",
+        "reading/streaming.py", "mixing/streamed.py", "mixing/span.py", "mixing/span_attribution.py", "core/numerics/threads.py",
+    ),
+    "generation, tensors from elsewhere, models that mix early": (
+        "reading/generation.py", "reading/from_tensors.py", "reading/tokenised.py", "reading/rerun/word_embeddings.py",
+        "mixing/text_units.py", "mixing/attribute_one.py",
+    ),
+    "views of runs": ("reporting/lines.py", "reporting/runs.py", "results/short_repr.py"),
     "the absolute verdict": ("attention/verdict.py", "core/attention/verdict.py", "core/attention/row_intervals.py"),
     "proof by intervention, texts, adapters, rows of their own": (
         "reading/wiring/intervention.py", "reading/wiring/held.py", "reading/wiring/pushed.py", "reading/wiring/copies.py",
