@@ -31,7 +31,7 @@ class Limits:
     """Bytes of their results."""
     arrival: float = 20.0
     """Seconds that a request may take to arrive, headers and body."""
-    waiting: int = 128
+    waiting: int = 256
     """Connections of one client that have not sent a whole request; beyond it the oldest is closed."""
     client_connections: int = 512
     """Connections of one client, half of what the server takes; beyond it one that waits is closed, or else the newest."""

@@ -53,6 +53,8 @@ def run(
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=GRACE,
+        # Longer than clients keep an idle connection (5 s in httpx): else both ends close at once and a request is lost.
+        timeout_keep_alive=round(bounds.arrival),
         server_header=False,
         http=patient_protocol(bounds),
         ws="none",
