@@ -135,7 +135,6 @@ def _of_texts(
     traces: list[Trace], attention: str | None, names: tuple[str, ...], leverage: bool
 ) -> list[tuple[Trace, list[dict[str, Tensor]]]]:
     """The measures of every layer of every text; texts of one length go together, as more heads of one layer."""
-    found: list[tuple[Trace, list[dict[str, Tensor]]]] = []
     order = sorted(range(len(traces)), key=lambda i: len(traces[i].of(attention).tokens))
     places: dict[int, list[dict[str, Tensor]]] = {}
     for group in _alike([traces[i].of(attention) for i in order]):
@@ -146,9 +145,7 @@ def _of_texts(
             heads = len(stacks[0].layers[0].heads)
             own = slice(number * heads, (number + 1) * heads)
             places[order[i]] = [{name: t[own] for name, t in layer.items()} for layer in layers]
-    for i, trace in enumerate(traces):
-        found.append((trace, places[i]))
-    return found
+    return [(trace, places[i]) for i, trace in enumerate(traces)]
 
 
 def _alike(stacks: list[Stack]) -> list[list[int]]:

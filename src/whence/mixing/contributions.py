@@ -160,26 +160,26 @@ def contributions(
 BY_LAYER = ("matrix", "contributions")
 
 
-def _each_of(change: Callable[[Contributions], Any], found: Contributions | list[Contributions]) -> Any:
-    return [change(one) for one in found] if isinstance(found, list) else change(found)
+def _each_of(change: Callable[[Contributions], Any], shares: Contributions | list[Contributions]) -> Any:
+    return [change(one) for one in shares] if isinstance(shares, list) else change(shares)
 
 
 def _narrowed(
-    found: Contributions,
+    shares: Contributions,
     *,
     rolled: bool,
     layers: Sequence[int] | None,
     each: Callable[[Contributions], Any] | None,
 ) -> Any:
     """The result as it was asked for: rolled out, some layers of it, or a summary."""
-    found = found.rollout() if rolled else found
+    shares = shares.rollout() if rolled else shares
     if layers is not None:
-        count = len(found.layers)
+        count = len(shares.layers)
         bad = [i for i in layers if not -count <= i < count]
         if bad:
             raise InputError(f"there is no layer {bad[0]}; there are {count} (0 … {count - 1}).")
-        found = found.select(layer=[found.layers[i] for i in layers])
-    return found if each is None else each(found)
+        shares = shares.select(layer=[shares.layers[i] for i in layers])
+    return shares if each is None else each(shares)
 
 
 def _of_stream(
@@ -204,8 +204,8 @@ def _of_stream(
     own = {name: value for name, value in options.items() if name != "attention"}
 
     def of_layer(piece: Trace) -> dict[str, Contributions]:
-        found: dict[str, Contributions] = contributions(replace(piece, model=None), names, **own)
-        return found
+        shares: dict[str, Contributions] = contributions(replace(piece, model=None), names, **own)
+        return shares
 
     results = stream.read(LayerContributions(of_layer, rollout=rolled, layers=layers, each=each), attention)
     return results[method] if isinstance(method, str) else results

@@ -80,12 +80,12 @@ class LayerContributions:
     def result(self) -> dict[str, Any]:
         """By method: one result with the layers that were asked for, or what `each` made of them, in order."""
         wanted = range(self.count) if self.layers is None else [self._numbered(i) for i in self.layers]
-        found = {}
+        by_method = {}
         for name, held in self._held.items():
             by_number = dict(held)
             parts = [by_number[i] for i in wanted]
-            found[name] = join_layers(parts) if self.each is None else _one_frame(parts)
-        return found
+            by_method[name] = join_layers(parts) if self.each is None else _one_frame(parts)
+        return by_method
 
     def _numbered(self, index: int) -> int:
         if not -self.count <= index < self.count:
