@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,6 +92,16 @@ def test_flow_equals_networkx(n: int, layers: int, seed: int) -> None:
             for j in range(n):
                 expected = networkx.maximum_flow_value(graph, (0, j), (layer + 1, i))
                 assert abs(float(ours[layer, i, j]) - expected) < 1e-7
+
+
+def test_flow_says_what_it_costs_before_it_starts(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whence.mixing.flow.LONG", 0.0)
+    with pytest.warns(UserWarning, match="maximum flows, about 0 minutes"):
+        whence.contributions(zoo("bert"), "flow", layers=[1])
+    monkeypatch.setattr("whence.mixing.flow.LONG", 1e9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whence.contributions(zoo("bert"), "flow", layers=[1])
 
 
 def test_flow_of_chosen_layers(zoo: Zoo) -> None:
