@@ -9,6 +9,7 @@ from torch import nn
 from conformance.zoo import build
 from whence.errors import InputError, ModelError
 from whence.mixing.contributions import contributions
+from whence.mixing.hidden_token_attribution import hidden_token_attribution
 from whence.model.load import Model, load
 from whence.model.memory import fingerprint
 from whence.reading.rerun.substitution import ZeroValues, substitute
@@ -275,3 +276,46 @@ def test_another_model_given_for_a_live_trace_is_refused():
     found = trace(Model(specimen.model), specimen.inputs)
     with pytest.raises(InputError, match="other weights"):
         substitute(found, ZeroValues(0, [1]), model=Model(other.model))
+
+
+# -- found by trying -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["mlp", "layer"])
+def test_a_part_that_was_compiled_is_read_as_the_module_inside(part):
+    specimen = build("llama")
+    expected = trace(Model(build("llama").model), specimen.inputs)
+    layers = specimen.model.model.layers
+    if part == "mlp":
+        layers[0].mlp = torch.compile(layers[0].mlp, backend="eager")
+    else:
+        layers[0] = torch.compile(layers[0], backend="eager")
+    compiled = layers[0].mlp if part == "mlp" else layers[0]
+    forward = compiled.forward
+    shares = contributions(trace(Model(specimen.model), specimen.inputs), "alti").values
+    assert torch.equal(shares, contributions(expected, "alti").values)
+    assert compiled.forward is forward
+
+
+def test_learned_prefixes_are_refused_and_not_called_another_stream():
+    peft = pytest.importorskip("peft")
+    specimen = build("llama")
+    config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    model = peft.get_peft_model(specimen.model, config).eval()
+    with pytest.raises(ModelError, match="sees 3 keys besides those of the tokens themselves") as refusal:
+        trace(model, specimen.inputs)
+    assert "no attention, or" not in str(refusal.value)
+
+
+def test_one_embedded_token_does_not_make_a_decoder_an_encoder():
+    model = build("llama").model
+    vectors = model.get_input_embeddings()(torch.tensor([[7]])).detach()
+    assert list(trace(Model(model), {"inputs_embeds": vectors}).stacks) == ["decoder"]
+
+
+def test_derivatives_in_inference_mode_are_refused_in_words():
+    specimen = build("bert")
+    with torch.inference_mode():
+        traced = trace(Model(specimen.model), specimen.inputs)
+        with pytest.raises(InputError, match=r"torch.inference_mode\(\)"):
+            hidden_token_attribution(traced, "exact")

@@ -100,6 +100,11 @@ def hidden_token_attribution(
     ):
         if value not in known:
             raise InputError(f"{name}={value!r} is not one of {', '.join(map(repr, known))}.")
+    if torch.is_inference_mode_enabled():
+        raise InputError(
+            "hidden token attribution takes derivatives, which torch.inference_mode() switches off for good: call it outside "
+            "(torch.no_grad() does no harm)."
+        )
     _stack(trace, attention)
     trace, chosen, raised = in_float32(trace, trace.with_model(model))
     stack = _stack(trace, attention)

@@ -172,7 +172,7 @@ def _marks(model: nn.Module) -> list[Hashable]:
     tensors: list[Tensor] = []
     for module in model.modules():
         attributes = module.__dict__
-        parts += [id(module), attributes["training"]]
+        parts += [id(module), module.training]
         for name, value in attributes.items():
             if name not in _TORCH:
                 parts.append((name, _plain_value(value)))

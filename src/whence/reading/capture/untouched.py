@@ -112,7 +112,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                 for module, attributes, _ in snapshot.modules:
                     if attributes.get("_compiled_call_impl") is not None:
                         module.__dict__["_compiled_call_impl"] = None
-                    if attributes.get("gradient_checkpointing") is True and attributes["training"]:
+                    if type(module).__name__ == "OptimizedModule" and "_orig_mod" in attributes["_modules"]:
+                        module.__dict__["forward"] = attributes["_modules"]["_orig_mod"].__call__
+                    if attributes.get("gradient_checkpointing") is True and module.training:
                         module.__dict__["gradient_checkpointing"] = False
                 with torch.no_grad():
                     yield

@@ -14,7 +14,7 @@ from whence.reading.wiring.stacks import submodule
 
 def kind_of(inputs: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a proof depends on besides the model: which inputs there are, and whether the sequence is one token long."""
-    ids = inputs.get("input_ids")
+    ids = inputs.get("input_ids", inputs.get("inputs_embeds"))
     single = isinstance(ids, Tensor) and ids.dim() > 1 and ids.shape[1] == 1
     return (tuple(sorted(inputs)), *((name, t.dim()) for name, t in sorted(inputs.items()) if "mask" in name), single)
 
@@ -31,6 +31,9 @@ def long_enough(model: nn.Module, inputs: Mapping[str, Any], least: int = 12, ta
     special = {v for k, v in vars(getattr(model, "config", None) or object).items() if k.endswith("_token_id")}
     for prefix, wanted in (("", least), ("decoder_", target)):
         ids, mask = inputs.get(f"{prefix}input_ids"), inputs.get(f"{prefix}attention_mask")
+        vectors = inputs.get(f"{prefix}inputs_embeds")
+        if ids is None and isinstance(vectors, Tensor) and vectors.dim() == 3:
+            ids = vectors[..., 0]  # (sequence, token), as ids are
         if ids is None or ids.dim() != 2:
             continue
         n = ids.shape[1]
@@ -39,11 +42,11 @@ def long_enough(model: nn.Module, inputs: Mapping[str, Any], least: int = 12, ta
             seen = mask[0].bool().cpu()
         elif mask is not None and mask.dim() > 2:  # a mask of the user's own is a fact of the text, not of the model
             del long[f"{prefix}attention_mask"]
-        missing = max(0, wanted - int(seen.sum())) if isinstance(size, int) else 0
+        missing = max(0, wanted - int(seen.sum())) if isinstance(size, int) or ids.is_floating_point() else 0
         if bool(seen.all()) and not missing:
             continue
         free = [i for i in range(min(5, (size or 1) - 1), size or 1) if i not in special] or [0]
-        new = torch.tensor(free)[torch.randint(len(free), (len(ids), missing), generator=generator)].to(ids)
+        new = torch.tensor(free)[torch.randint(len(free), (len(ids), missing), generator=generator)]
         for name, tensor in inputs.items():
             if (
                 not isinstance(tensor, Tensor)
@@ -55,7 +58,10 @@ def long_enough(model: nn.Module, inputs: Mapping[str, Any], least: int = 12, ta
             real = tensor[:, seen.to(tensor.device)]
             more = real[:, -1:].expand(-1, missing, *real.shape[2:])
             if name == f"{prefix}input_ids":
-                more = new
+                more = new.to(ids)
+            elif name == f"{prefix}inputs_embeds":  # vectors of the size of the given ones
+                noise = torch.randn(more.shape, generator=generator, dtype=torch.float64).to(more)
+                more = noise * real.norm(dim=-1).mean() / real.shape[-1] ** 0.5
             elif "position" in name:
                 more = more + torch.arange(1, missing + 1).to(more)
             long[name] = torch.cat([real, more], dim=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from whence.reading.capture.recorder import Call
-from whence.reading.wiring.dataflow import ancestors, closure, origins
+from whence.reading.wiring.dataflow import NotRecognised, ancestors, closure, origins
 from whence.reading.wiring.op_graph import Op, OpGraph
 from whence.reading.wiring.residual import WiringEvidence
 
@@ -31,6 +31,14 @@ def stack_names(
         pooled = [_pooled(graph, call, found) for call, (_, found) in zip(calls, readings, strict=True)]
         if all(p for p, other in zip(pooled, cross, strict=True) if other):
             cross = [False] * len(cross)
+        sizes = {call.weights.shape[-2:] for call in calls}
+        own = [_reads_own_stream(graph, call, found) for call, (_, found) in zip(calls, readings, strict=True)]
+        if all(cross) and all(own) and all(n_key > n_query for n_query, n_key in sizes):
+            n_query, n_key = next(iter(sizes))
+            raise NotRecognised(
+                f"every attention call sees {n_key - n_query} keys besides those of the tokens themselves (learned prefixes or a "
+                "cache), which do not stand in the text"
+            )
     if two or any(cross):
         decoder = submodule(model, "get_decoder")
         names = []
@@ -64,8 +72,15 @@ def _reads_elsewhere(graph: OpGraph, call: Call, evidence: WiringEvidence, two: 
     n_query, n_key = call.weights.shape[-2:]
     if evidence.residual is None or call.key is None or not two:
         return n_query != n_key
+    return not _reads_own_stream(graph, call, evidence)
+
+
+def _reads_own_stream(graph: OpGraph, call: Call, evidence: WiringEvidence) -> bool:
+    """Whether the keys are made from the stream that the output is added to."""
+    if evidence.residual is None or call.key is None:
+        return False
     stream: set[int] = {id(n) for n in (*origins(evidence.residual), *closure(evidence.residual))}
-    return not (ancestors([graph.node(call.key)]) & stream)
+    return bool(ancestors([graph.node(call.key)]) & stream)
 
 
 def submodule(model: nn.Module, getter: str) -> nn.Module | None:
