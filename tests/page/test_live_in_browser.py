@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,32 +9,20 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="the server comes with the extra 'web'")
 
+from tests.page.served import served
 from tests.serving.tiny import TEXT, tiny_model
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    import uvicorn
-
     from whence.serving import work
     from whence.serving.app import create_app
-    from whence.serving.server import listen
 
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(work, "BUDGET", 0.0)  # only the listed rows beforehand, so that others can be asked for
-    socket = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(create_app([tiny_model(), tiny_model("other")]), log_config=None))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
-    thread.start()
-    for _ in range(100):
-        if server.started:
-            break
-        time.sleep(0.05)
-    yield f"http://localhost:{socket.getsockname()[1]}/"
-    server.should_exit = True
-    thread.join(timeout=10)
+    with served(create_app([tiny_model(), tiny_model("other")])) as where:
+        yield where
     monkeypatch.undo()
-    assert not thread.is_alive()
 
 
 def test_text_box_views_and_measures(watched: Any, address: str) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 import whence
 from tests.faithful.faithful_models import tiny_classifier
+from tests.page.served import served
 from tests.surveys.survey_models import save_tiny, some_texts
+from whence.errors import InputError
 
 HOSTILE = "good <img src=x onerror=alert(1)> bad"
 
@@ -106,3 +108,24 @@ def test_the_prediction_shows_methods_side_by_side(watched: Any, tmp_path: Path)
     assert page.locator('.card[data-name^="curves-"] .chart').count() == 2
     assert view.serious() == []
     assert not view.errors
+
+
+def test_a_server_shows_runs_before_and_beside_a_text(watched: Any, compared: Any, tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="the server comes with the extra 'web'")
+    from tests.serving.tiny import TEXT, tiny_model
+    from whence.reporting.runs import read_run
+    from whence.serving.app import create_app
+
+    kept = read_run(compared.save(tmp_path / "run.jsonl"))
+    view = watched()
+    with served(create_app([tiny_model()], runs=[kept])) as address:
+        page = view.open(address)
+        assert page.inner_text("h1") == "Which explanation is faithful?"
+        assert [row[0] for row in rows_of(page, "methods")] == compared.table()["method"].tolist()
+        page.fill("#text", TEXT)
+        page.keyboard.press("Control+Enter")
+        page.wait_for_selector(".overview", timeout=30_000)
+        tabs = page.eval_on_selector_all(".tab", "els => els.map(e => e.textContent)")
+        assert (tabs[0], tabs[-1]) == ("Overview", "Faithfulness")
+    with pytest.raises(InputError, match="no such path"):
+        read_run(tmp_path / "nothing")

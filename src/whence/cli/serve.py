@@ -24,6 +24,12 @@ def command(
     allow_model: Annotated[
         list[str] | None, typer.Option("--allow-model", metavar="MODEL", help="A further model that may be asked for.")
     ] = None,
+    run_paths: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--run", metavar="PATH", help="Also show this survey (its folder) or comparison (its --save file)."
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option("--host", help="Where to listen; anything but loopback lets others in.")
     ] = "127.0.0.1",
@@ -51,10 +57,12 @@ def command(
         import uvicorn  # noqa: F401
     except ImportError as missing:
         raise MissingExtraError("the server needs uvicorn: pip install 'whence[web]'.") from missing
+    from whence.reporting.runs import read_run
     from whence.serving.limits import Limits
     from whence.serving.server import listen, run
 
     names = [*(model or ["minilm"]), *(allow_model or [])]
+    runs = [read_run(path) for path in run_paths or []]
     limits = Limits(tokens=max_tokens, jobs=max_jobs, seconds=timeout)
     try:
         socket = listen(host, port)
@@ -84,7 +92,7 @@ def command(
         open_in_browser(where)
     run(
         names, socket, limits=limits, hosts=frozenset({host, named, *(allow_host or [])}), any_address=everywhere,
-        token=token, quiet=quiet,
+        token=token, runs=runs, quiet=quiet,
     )  # fmt: skip
 
 

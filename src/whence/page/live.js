@@ -37,8 +37,11 @@ function follow(job, onprogress) {
 
 export class Live {
   static async connect() {
-    const { models, methods, attributions, limits } = await (await call("/api/models")).json();
-    return new Live(models, methods, attributions, limits);
+    const { models, methods, attributions, limits, runs, versions } = await (await call("/api/models")).json();
+    const live = new Live(models, methods, attributions, limits);
+    live.runs = runs ?? [];
+    live.versions = versions;
+    return live;
   }
 
   constructor(models, methods, attributions, limits) {
@@ -56,6 +59,7 @@ export class Live {
     const { trace } = await run;
     const manifest = await (await call(`/api/traces/${trace}`)).json();
     this.trace = trace;
+    manifest.runs = [...(manifest.runs ?? []), ...this.runs];
     return new Source(manifest, async (key) => new Uint8Array(await (await call(`/api/traces/${trace}/blocks/${key}`)).arrayBuffer()), this);
   }
 

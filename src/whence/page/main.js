@@ -1,7 +1,7 @@
 // The page: a bar of views, the live text box where a server answers, and the view that the address names.
 
 import { h, replace, scrollable, visible } from "./dom.js";
-import { embedded } from "./data.js";
+import { Source, embedded } from "./data.js";
 import { go, onchange, start, state } from "./state.js";
 import { saveSVG, savePNG } from "./export.js";
 import { overviewView } from "./overview.js";
@@ -179,6 +179,7 @@ async function open() {
     replace(box, form);
     replace(heading, h("h1", {}, "Where did this hidden state come from, and may its attention be read?"), h("p", { class: "context" }, "Give a text; the model answers on this machine. Or begin with one of these:"));
     replace(main, examples);
+    if (live.runs.length) source = new Source({ model: live.runs[0].model, text: "", stacks: [], runs: live.runs, versions: live.versions }, async () => null, live);
     if (state.text) await look();
   }
   draw();

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from whence.errors import InputError
@@ -10,7 +12,7 @@ from whence.faithful.result import Faithfulness
 from whence.reporting.attention import json_value
 from whence.surveys.card import badge_text, paragraph
 from whence.surveys.figures import Figure, available, figure
-from whence.surveys.result import Survey
+from whence.surveys.result import Survey, read_survey
 
 WORST = 10
 FAILURES = 50
@@ -27,6 +29,15 @@ def runs_data(runs: Iterable[Faithfulness | Survey]) -> list[dict[str, Any]]:
             one["name"] = f"{one['name']}-{number + 1}"
             one["title"] = f"{one['title']} {number + 1}"
     return entries
+
+
+def read_run(path: str | os.PathLike[str]) -> Faithfulness | Survey:
+    """What was kept: the folder of a survey, or the file of `whence.faithfulness(save=…)`."""
+    if not Path(path).exists():
+        raise InputError(
+            f"{str(path)!r} is neither a survey's folder nor the file of a comparison: there is no such path."
+        )
+    return read_survey(path) if Path(path).is_dir() else Faithfulness.load(path)
 
 
 def run_data(run: Faithfulness | Survey) -> dict[str, Any]:

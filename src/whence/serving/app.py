@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from whence import __version__
 from whence.errors import InputError, MissingExtraError
+from whence.faithful.result import Faithfulness
+from whence.reporting.runs import runs_data
 from whence.serving.jobs import Jobs
 from whence.serving.limits import Limits
 from whence.serving.shelf import Shelf, Traces
+from whence.surveys.result import Survey
 
 try:
     from fastapi import FastAPI, Request, Response
@@ -39,15 +42,17 @@ def create_app(
     hosts: frozenset[str] = frozenset(),
     any_address: bool = False,
     token: str | None = None,
+    runs: Iterable[Faithfulness | Survey] = (),
     stopping: Callable[[], bool] = lambda: False,
 ) -> FastAPI:
     """The application. `models`: the only ones that can be asked. `hosts`: names it answers to, besides loopback's.
 
     `any_address`: it also answers to numeric addresses (they cannot be rebound as names can). `token`: what every
-    request must carry. `stopping`: tells streams that the server wants to end.
+    request must carry. `runs`: surveys and comparisons of explanations that it shows. `stopping`: tells
+    streams that the server wants to end.
     """
     bounds = limits or Limits()
-    state = ServerState(Shelf(models), Traces(bounds.trace_bytes), Jobs(bounds), bounds, stopping)
+    state = ServerState(Shelf(models), Traces(bounds.trace_bytes), Jobs(bounds), bounds, stopping, runs_data(runs))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

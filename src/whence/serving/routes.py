@@ -14,6 +14,7 @@ from fastapi.responses import StreamingResponse
 
 from whence import __version__
 from whence.errors import InputError
+from whence.results.provenance import library_versions
 from whence.serving import schemas, work
 from whence.serving.shelf import content_key
 from whence.serving.state import ServerState
@@ -86,6 +87,8 @@ def status_routes(state: ServerState) -> APIRouter:
             limits=schemas.LimitsAnswer(
                 text=limits.text, tokens=limits.tokens, jobs=limits.jobs, seconds=limits.seconds
             ),
+            runs=list(state.runs),
+            versions=dict(library_versions()),
         )
 
     return router

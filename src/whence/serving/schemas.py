@@ -109,6 +109,8 @@ class ModelsAnswer(BaseModel):
     methods: list[MethodAnswer]
     attributions: list[MethodAnswer]
     limits: LimitsAnswer
+    runs: list[dict[str, Any]]
+    versions: dict[str, str]
 
 
 class Health(BaseModel):

@@ -11,10 +11,12 @@ from contextlib import suppress
 import torch
 import uvicorn
 
+from whence.faithful.result import Faithfulness
 from whence.serving.app import create_app
 from whence.serving.connections import patient_protocol
 from whence.serving.limits import Limits
 from whence.serving.logs import start_logging
+from whence.surveys.result import Survey
 
 GRACE = 3  # seconds that open answers get when the server stops
 
@@ -35,7 +37,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def run(
     models: Sequence[str], at: socket.socket, *, limits: Limits | None = None, hosts: frozenset[str] = frozenset(),
-    any_address: bool = False, token: str | None = None, quiet: bool = False,
+    any_address: bool = False, token: str | None = None, runs: Sequence[Faithfulness | Survey] = (), quiet: bool = False,
 ) -> None:  # fmt: skip
     """Serve until interrupted; streams end at once, other answers within a few seconds, jobs are not waited for."""
     start_logging(quiet=quiet)
@@ -45,7 +47,7 @@ def run(
     holder: list[uvicorn.Server] = []
     names = frozenset(_bracketed(host) for host in hosts)
     app = create_app(
-        models, limits=bounds, hosts=names, any_address=any_address, token=token,
+        models, limits=bounds, hosts=names, any_address=any_address, token=token, runs=runs,
         stopping=lambda: bool(holder and holder[0].should_exit),
     )  # fmt: skip
     config = uvicorn.Config(

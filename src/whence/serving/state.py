@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ class ServerState:
     jobs: Jobs
     limits: Limits
     stopping: Callable[[], bool] = lambda: False
+    runs: Sequence[dict[str, Any]] = ()
 
     def entry(self, trace: str) -> Entry:
         """The trace of that key, or a 404."""
