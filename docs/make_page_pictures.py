@@ -39,7 +39,9 @@ def main(arguments: list[str]) -> None:
         chromium = driver.chromium.launch(executable_path=browser, args=FLAGS)
         for view, scheme in PICTURES:
             page = chromium.new_page(viewport={"width": 1280, "height": 1000}, color_scheme=scheme)
-            page.add_init_script("localStorage.setItem('whence-guide', 'seen')")  # the first look is not part of the picture
+            page.add_init_script(
+                "localStorage.setItem('whence-guide', 'seen')"
+            )  # the first look is not part of the picture
             page.goto(f"{address}#view={view}")
             page.wait_for_selector("#whence[data-ready]")
             page.wait_for_timeout(800)
