@@ -315,8 +315,8 @@ def align(
     transformers' `return_token_timestamps`: the recipe in `whence.core.attention.alignment`.
 
     `rows`: which row tells the time of a token. "token", the row of the token itself, as transformers reads it; "before",
-    the row of the token before it, from which it was predicted, as OpenAI's own code reads it. On speech with known word times
-    the first is late by about a word, the second is not (the gallery's page *Words in time*).
+    the row of the token before it, from which it was predicted, as OpenAI's own code reads it. The first
+    already looks at what comes next: on four words spoken by espeak-ng it was off by .38 s (median), the second by .14 s.
 
     Nothing can be certified of the recipe's own path: standardising a frame over the tokens couples all rows. The range
     that is proved is that of the plain path: the mean of the heads, neither standardised nor filtered
