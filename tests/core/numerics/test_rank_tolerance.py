@@ -98,3 +98,14 @@ def test_masks(kind: str, small: list[float], simplex: bool, dtype: torch.dtype)
         assert int((space.simplex_rank if simplex else space.rank)[i]) == rank
         if dtype == torch.float32:
             assert torch.allclose(found[i][seen], attention[i][seen] @ projector, atol=1e-5)
+
+
+def test_few_keys_that_are_nearly_dependent() -> None:
+    """Fewer keys than value dimensions, one singular value at half the tolerance: not identified."""
+    u, _ = torch.linalg.qr(make.values(8, 8, dtype=torch.float64))
+    w, _ = torch.linalg.qr(make.values(64, 8, seed=1, dtype=torch.float64))
+    s = torch.ones(8, dtype=torch.float64)
+    s[-1] = 0.5 * 64 * EPS[torch.float32]
+    values = ((u * s) @ w.T).float()
+    assert count(values.double(), EPS[torch.float32], simplex=False)[0] == 7
+    assert int(null_space(values).rank) == 7
