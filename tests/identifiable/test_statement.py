@@ -118,3 +118,22 @@ def test_tied_keys_are_called_tied_and_given_one_length(make: Any) -> None:
     free = make(keys="free").identifiability_statement().sentences()
     assert "free keys" in free[0]
     assert sum("unique up to 9 tokens" in s for s in free) >= 1
+
+
+def test_a_tied_model_speaks_of_its_keys_and_of_one_length_only() -> None:
+    """Not of the arrangement by its setting's name, nor of two lengths up to which rows are unique."""
+    from whence.identifiable.training.variants import VARIANTS
+
+    config = whence.IdentifiableConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        **VARIANTS["tied"],
+    )
+    said = " ".join(whence.IdentifiableForSequenceClassification(config).identifiability_statement().sentences())
+    assert "concat" not in said
+    assert "keys tied to values" in said
+    assert "unique at every length" in said
+    assert "unique up to" not in said

@@ -31,6 +31,12 @@ COMMANDS: tuple[str, ...] = (
 )
 """Names of the modules, in the order of the help page."""
 
+EPILOG = (
+    "Exit codes: 0 done, 1 it could not be done (a model that cannot be read, nothing fetched), 2 it was asked wrongly, 130 "
+    "interrupted. Embedded models are kept in $WHENCE_CACHE, else ~/.cache/whence. Completion for your shell: whence "
+    "--install-completion."
+)
+
 
 def build() -> typer.Typer:
     """The whole application."""
@@ -38,6 +44,7 @@ def build() -> typer.Typer:
         name="whence",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
+        epilog=EPILOG,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 

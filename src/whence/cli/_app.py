@@ -12,15 +12,18 @@ import json
 import math
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from whence.errors import InputError, WhenceError
+from whence.cli._speech import in_options
+from whence.errors import InputError, WhenceError, WhenceWarning
 
 results = Console()
 """Standard output: what was asked for, and nothing else."""
@@ -31,6 +34,8 @@ messages = Console(stderr=True)
 DONE, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
 _debug = False
+_options: frozenset[str] = frozenset()
+"""The options of the command that runs: what messages may speak of."""
 
 
 def _set_debug(value: bool) -> bool:
@@ -57,9 +62,6 @@ Debug = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks on standard error.")]
-Model = Annotated[
-    str, typer.Option("--model", "-m", metavar="MODEL", help="An embedded model, a local folder or a hub id.")
-]
 
 Options = Annotated[
     list[str] | None,
@@ -117,13 +119,17 @@ def _speaks_utf8() -> bool:
 
 def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
     """Run `app`, turn whatever goes wrong into a sentence and an exit code."""
-    global _debug
+    global _debug, _options
     _debug = False
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter shows its code, not an error
             stream.reconfigure(errors="backslashreplace")
+    asked = list(sys.argv[1:] if arguments is None else arguments)
+    _options = options_of_command(app, asked)
     try:
-        code = app(args=arguments, prog_name="whence", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warned  # type: ignore[assignment]  # put back by the block
+            code = app(args=arguments, prog_name="whence", standalone_mode=False)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return _interrupted()
@@ -144,7 +150,7 @@ def _failed(error: Exception) -> int:
     if _debug:
         messages.print_exception()
     if isinstance(error, WhenceError):
-        _say(str(error))
+        _say(in_options(str(error), _options))
         return MISUSED if isinstance(error, InputError) else FAILED
     # Usage errors of click, which typer may bring along under its own name.
     if (usage := getattr(error, "format_message", None)) is not None:
@@ -156,6 +162,35 @@ def _failed(error: Exception) -> int:
     hint = "" if _debug else " Run it again with --debug to see where."
     _say(f"{type(error).__name__}: {str(error) or 'no message'} (this should not happen).{hint}")
     return FAILED
+
+
+def options_of_command(app: typer.Typer, arguments: Sequence[str]) -> frozenset[str]:
+    """The long options of the command that the arguments name."""
+    commands = getattr(typer.main.get_command(app), "commands", {})
+    command = next((commands[word] for word in arguments if word in commands), None)
+    return frozenset(opt for parameter in getattr(command, "params", ()) for opt in parameter.opts)
+
+
+def check_report(path: str) -> None:
+    """Refuse a report that could not be written, before any work is done for it."""
+    target = Path(path)
+    folder = target.expanduser().absolute().parent
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"--report {path}: a report is an HTML file, so its name should end in .html.")
+    if target.is_dir():
+        raise InputError(f"--report {path} is a folder: name a file in it.")
+    if not folder.is_dir():
+        raise InputError(f"--report {path}: there is no folder {str(folder)!r}; make it first.")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"--report {path}: nothing may be written into {str(folder)!r}.")
+
+
+def _warned(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+    """Warnings of whence as a line; those of others stay as they are."""
+    if issubclass(category, WhenceWarning):
+        messages.print(Text.assemble(("warning: ", "bold yellow"), in_options(str(message), _options)), soft_wrap=True)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, *rest[:3]))
 
 
 def _say(sentence: str) -> None:

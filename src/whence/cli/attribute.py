@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Model, Options, Quiet, options_of, print_json, results, working
+from whence.cli._app import Debug, Json, Options, Quiet, options_of, results, working
+from whence.cli._model import ModelChoice, read, takes_model
+from whence.cli._output import Format, chosen_format, put_out
 from whence.errors import InputError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from whence.mixing.attribution import Attribution
 
 
+@takes_model()
 def command(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The text; - reads it from standard input.")],
     method: Annotated[
@@ -27,43 +31,88 @@ def command(
     position: Annotated[
         int | None, typer.Option("--position", help="Which position predicts, for models that predict at each token.")
     ] = None,
-    pair: Annotated[str | None, typer.Option("--pair", help="A second text, for models of pairs.")] = None,
+    continuation: Annotated[
+        str | None, typer.Option("--continuation", help="What follows the prompt, explained token by token.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", help="Explain so many tokens that the model writes itself.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put the text through the model's chat template.")] = False,
+    by: Annotated[
+        str | None, typer.Option("--by", help="Gather an answer's inputs by word, sentence or document.")
+    ] = None,
     words: Annotated[bool, typer.Option("--words", help="Gather sub-words into words.")] = False,
-    model: Model = "minilm",
-    task: Annotated[str | None, typer.Option("--task", help="The head to load: text-classification, …")] = None,
     option: Options = None,
     save: Annotated[Path | None, typer.Option("--save", help="Also write the scores to this safetensors file.")] = None,
     as_json: Json = False,
+    format_: Format = "table",
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+    *,
+    source: ModelChoice,
 ) -> None:
     """Score each input token for one prediction, by one method or several side by side."""
+    how = chosen_format(format_, as_json)
     names = [name.strip() for name in method.split(",") if name.strip()]
     if not names:
         raise InputError("--method names no method: see whence methods.")
     if save is not None and len(names) > 1:
         raise InputError(f"--save writes one result: give one method, not {len(names)}.")
-    with working(f"Reading {model}", quiet):
+    with working(f"Reading {source.model}", quiet):
         from whence.mixing.attribute import attribute
-        from whence.model.load import load
 
-        loaded = load(model, task)
-        source = sys.stdin.read() if text == "-" else text
+        loaded = source.load()
+        given = read(text)
     with working(f"Explaining by {', '.join(names)}", quiet):
         found = attribute(
-            loaded, source, names, target, foil=foil, text_pair=pair, position=position, **options_of(option)
+            loaded,
+            given,
+            names,
+            target,
+            foil=foil,
+            text_pair=source.pair,
+            position=position,
+            continuation=continuation,
+            max_new_tokens=max_new_tokens,
+            chat=chat or None,
+            truncate=source.truncate,
+            **options_of(option),
         )
     if save is not None:
         found[names[0]].save(save)
-    shown = {name: scores.words() if words else scores for name, scores in found.items()}
-    if as_json:
-        plain = {name: scores.to_dict() for name, scores in shown.items()}
-        print_json(plain[names[0]] if len(names) == 1 else plain)
+    shown = {name: _gathered(scores, words, by) for name, scores in found.items()}
+
+    def data() -> Any:
+        plain_data = {name: scores.to_dict() for name, scores in shown.items()}
+        return plain_data[names[0]] if len(names) == 1 else plain_data
+
+    put_out(how, table=lambda: _show(shown), data=data, frame=lambda: _frame(shown))
+
+
+def _frame(shown: dict[str, Any]) -> pd.DataFrame:
+    import pandas as pd
+
+    frame: pd.DataFrame = pd.concat(
+        [scores.to_frame().assign(method=name) for name, scores in shown.items()], ignore_index=True
+    )
+    return frame
+
+
+def _gathered(scores: Any, words: bool, by: str | None) -> Any:
+    """Words, sentences or documents, where they were asked for."""
+    if by is None:
+        return scores.words() if words else scores
+    if not hasattr(scores, "by"):
+        raise InputError("--by gathers the inputs of an answer: give --max-new-tokens or --continuation with it.")
+    return scores.by(by)
+
+
+def _show(attributions: dict[str, Any]) -> None:
+    if any(hasattr(scores, "by") for scores in attributions.values()):
+        for name, scores in attributions.items():
+            results.print(f"{name} of {scores.provenance.model}: the answer, and the inputs that count most")
+            results.print(scores.table(), markup=False, highlight=False, soft_wrap=True)
         return
-    _show(shown)
-
-
-def _show(attributions: dict[str, Attribution]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Model, Quiet, print_json, results, working
+from whence.cli._app import Debug, Json, Quiet, results, working
+from whence.cli._model import ModelChoice, takes_model
+from whence.cli._output import Format, chosen_format, put_out
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from whence.attention.certify import TokenCertificate
     from whence.attention.witness import Verification
 
 
+@takes_model()
 def command(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The text; - reads it from standard input.")],
     layer: Annotated[int, typer.Option("--layer", "-l", help="The attention layer, counted from 0.")],
@@ -23,32 +27,31 @@ def command(
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="Let the output move by this share of its size (0.01: 1 %).")
     ] = 0.0,
-    model: Model = "minilm",
     target: Annotated[str | None, typer.Option("--target", help="What an encoder–decoder's decoder reads.")] = None,
     attention: Annotated[str | None, typer.Option("--attention", help="encoder, decoder or cross.")] = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long.")] = False,
     decide_rules: Annotated[
         list[str] | None, typer.Option("--decide", help="A rule as in `whence decide`; may be given again.")
     ] = None,
     as_json: Json = False,
+    format_: Format = "table",
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+    *,
+    source: ModelChoice,
 ) -> None:
     """Certify one attention row: the exact interval of each weight, what is certain, and a counter-example.
 
     Every interval comes with a dual proof, which is checked again before anything is printed; the counter-example
     is put into the model.
     """
-    with working(f"Reading {model}", quiet):
+    how = chosen_format(format_, as_json)
+    with working(f"Reading {source.model}", quiet):
         from whence.attention.certify import certify
         from whence.attention.decide import decide
         from whence.attention.witness import witness
-        from whence.model.load import load
-        from whence.reading.tracing import trace
         from whence.rules import parse
 
-        source = sys.stdin.read() if text == "-" else text
-        found = trace(load(model), source, None, target, truncate=truncate)
+        found = source.trace(text, target)
     with working("Solving", quiet):
         row = certify(found, layer, head, query, top or None, tolerance, attention=attention)
         checked = row.check()
@@ -58,13 +61,26 @@ def command(
             decide(found, parse(rule), layer=layer, head=head, query=row.query, attention=attention)
             for rule in decide_rules or ()
         ]
-    if as_json:
+
+    def table() -> None:
+        show(row, checked, verified)
+        for decision in decided:
+            results.print(decision.sentences()[0], soft_wrap=True, markup=False)
+
+    def data() -> dict[str, Any]:
         shown = None if verified is None else {**other.to_dict(), **verified.to_dict()}
-        print_json({**row.to_dict(), "witness": shown, "decisions": [d.to_dict() for d in decided]})
-        return
-    show(row, checked, verified)
-    for decision in decided:
-        results.print(decision.sentences()[0], soft_wrap=True, markup=False)
+        return {**row.to_dict(), "witness": shown, "decisions": [d.to_dict() for d in decided]}
+
+    put_out(how, table=table, data=data, frame=lambda: _frame(row))
+
+
+def _frame(row: TokenCertificate) -> pd.DataFrame:
+    import pandas as pd
+
+    assert row.key_tokens is not None
+    names = [row.key_tokens[int(key)] for key in row.keys]
+    ends = {"weight": row.weights.tolist(), "lower": row.lower.tolist(), "upper": row.upper.tolist()}
+    return pd.DataFrame({"key": row.keys.tolist(), "token": names, **ends})
 
 
 def show(row: TokenCertificate, checked: bool, verified: Verification | None) -> None:

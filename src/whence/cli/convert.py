@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from whence.cli._app import Debug, Json, Quiet, messages, print_json, results
+from whence.cli._model import ModelChoice, takes_model
 
 if TYPE_CHECKING:
     from whence.identifiable.conversion.probes import Probe
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 CHECKPOINT = "distillation.safetensors"
 
 
+@takes_model(without=("model", "pair", "truncate"))
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="An embedded model, a local folder or a hub id.")],
     texts: Annotated[
@@ -51,6 +54,8 @@ def command(
     as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+    *,
+    source: ModelChoice,
 ) -> None:
     """Convert a pretrained encoder so that its attention is unique at every length.
 
@@ -65,7 +70,7 @@ def command(
     from whence.results.run_folder import NAME, run_folder
     from whence.results.run_identity import RunIdentity, hash_texts
 
-    loaded = load(model)
+    loaded = replace(source, model=model).load()
     refuse_unfit(loaded, experimental=experimental)  # before the texts are read
     probes = [] if probe is None else [_probe(probe, text, label, seed)]
     fitting = _non_empty(read_texts(texts, text).texts, quiet)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from whence.cli._app import Debug, Json, Model, Quiet, print_json, results, working
+from whence.cli._app import Debug, Json, Quiet, results, working
+from whence.cli._model import ModelChoice, read, takes_model
+from whence.cli._output import Format, chosen_format, put_out
 from whence.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from whence.attention.decide import Decisions
 
 
+@takes_model()
 def command(
     text: Annotated[
         str, typer.Argument(metavar="TEXT", help="The text; - reads it from standard input; for whisper, a WAV file.")
@@ -45,24 +47,25 @@ def command(
         str,
         typer.Option("--rows", help="path: a word's time from its own row, token (transformers), or before (OpenAI)."),
     ] = "token",
-    model: Model = "minilm",
     target: Annotated[str | None, typer.Option("--target", help="What an encoder–decoder's decoder reads.")] = None,
     attention: Annotated[str | None, typer.Option("--attention", help="encoder, decoder or cross.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw it into this file (.png, .svg).")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Save it with every proof (.safetensors).")] = None,
     as_json: Json = False,
+    format_: Format = "table",
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+    *,
+    source: ModelChoice,
 ) -> None:
     """Certify decisions: does every attention row with the same head output decide the same?
 
     Certified decisions come with a dual proof, checked again before anything is printed; refuted ones with another row
     that decides otherwise and that the model, given it, did not notice.
     """
-    with working(f"Reading {model}", quiet):
-        from whence.model.load import load
-
-        loaded = load(model)
+    how = chosen_format(format_, as_json)
+    with working(f"Reading {source.model}", quiet):
+        loaded = source.load()
     with working("Deciding", quiet):
         if text.lower().endswith(".wav"):
             from whence.attention.align import align
@@ -73,17 +76,14 @@ def command(
                 raise InputError(f"--rule {rule}: a recording is aligned with --rule path.")
             found: Any = align(loaded, text, words, within=within, rows="before" if rows == "before" else "token")
         else:
-            found = _decide(loaded, text, rule, layer, head, query, combine, attention, target)
+            found = _decide(loaded, text, rule, layer, head, query, combine, attention, target, source)
     if plot is not None:
         found.plot().figure.savefig(plot)
     if out is not None:
         if not hasattr(found, "save"):
             raise InputError("an alignment is not saved to a file; use --json.")
         found.save(out)
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        show(found)
+    put_out(how, table=lambda: show(found), data=found.to_dict, frame=found.to_frame)
 
 
 def _decide(
@@ -96,13 +96,14 @@ def _decide(
     combine: str,
     attention: str | None,
     target: str | None,
+    source: ModelChoice,
 ) -> Decisions | Alignment:
     from whence import rules
     from whence.attention.decide import decide
     from whence.attention.position_names import atom_candidates
     from whence.reading.tracing import trace
 
-    found = trace(loaded, sys.stdin.read() if text == "-" else text, None, target)
+    found = trace(loaded, read(text), source.pair, target, truncate=source.truncate)
     queries: list[Any] | None = list(query) if query else None
     asked: Any
     if rule == "atoms":

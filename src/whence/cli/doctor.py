@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from whence.cli._app import FAILED, Debug, Json, Quiet, messages, print_json, results, working
+from whence.cli._model import ModelChoice, takes_model
 
 if TYPE_CHECKING:
     from whence.attention.uniqueness import Uniqueness
@@ -16,21 +18,15 @@ if TYPE_CHECKING:
 Name = Annotated[str, typer.Argument(metavar="MODEL", help="An embedded model, a local folder or a hub id.")]
 
 
+@takes_model(without=("model", "truncate"))
 def command(
     model: Name = "minilm",
     text: Annotated[str | None, typer.Option("--text", help="Prove it on this text.")] = None,
-    task: Annotated[
-        str | None, typer.Option("--task", help="The head to load, as text-classification or base.")
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with it.")
-    ] = False,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read weights that are not safetensors.")
-    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+    *,
+    source: ModelChoice,
 ) -> None:
     """Read a model's attention and prove the reading, layer by layer.
 
@@ -42,11 +38,10 @@ def command(
     Then: does a theorem say that its attention is unique? By keys and values on a text, or by a second row.
     """
     with working(f"Reading {model}", quiet):
-        from whence.model.load import load
         from whence.reading.wiring.doctor import doctor
 
-        loaded = load(model, task, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
-        report = doctor(loaded, text)
+        loaded = replace(source, model=model).load()
+        report = doctor(loaded, (text, source.pair) if text is not None and source.pair is not None else text)
     unique: Uniqueness | str | None = None
     if report.trusted:
         with working("Looking for a theorem, or for a second row", quiet):

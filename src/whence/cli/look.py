@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Model, Quiet, messages, print_json, results, watched, working
+from whence.cli._app import Debug, Json, Quiet, check_report, messages, results, watched, working
 from whence.cli._browser import open_in_browser
+from whence.cli._model import ModelChoice, takes_model
+from whence.cli._output import Format, chosen_format, put_out
 from whence.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,10 +22,9 @@ if TYPE_CHECKING:
 Text = Annotated[str, typer.Argument(metavar="TEXT", help="The text; - reads it from standard input.")]
 
 
+@takes_model()
 def command(
     text: Text,
-    model: Model = "minilm",
-    pair: Annotated[str | None, typer.Option("--pair", help="A second text, for models that read two.")] = None,
     target: Annotated[str | None, typer.Option("--target", help="What an encoder–decoder's decoder reads.")] = None,
     attention: Annotated[
         str | None, typer.Option("--attention", help="encoder, decoder or cross, for encoder–decoders.")
@@ -33,16 +33,17 @@ def command(
     epsilon: Annotated[
         float, typer.Option("--epsilon", help="How far a weight may be uncertain and still be read.")
     ] = 0.05,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long.")] = False,
-    task: Annotated[str | None, typer.Option("--task", help="The head to load, as text-classification.")] = None,
     report: Annotated[
         str, typer.Option("--report", metavar="FILE", help="Where to write the report; empty for none.")
     ] = "whence-report.html",
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.")] = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
     as_json: Json = False,
+    format_: Format = "table",
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+    *,
+    source: ModelChoice,
 ) -> None:
     """Look at a text through a model: which attention may be read, and which must not.
 
@@ -51,21 +52,19 @@ def command(
     counter-example that was put into the model and changed nothing. Ends by writing the report, a page to explore, and
     naming its path (with --json: as "report").
     """
+    how = chosen_format(format_, as_json)
     if heads not in ("worst", "best", "both"):
         raise InputError(f"--heads {heads!r}: choose worst, best or both.")
     where = None if no_report or not report else report
     if open_ and where is None:
         raise InputError("--open opens the report: leave out --no-report, or give --report a file name.")
-    if text == "-":
-        text = sys.stdin.read()
-    with working(f"Reading {model}", quiet):
-        from whence.model.load import load
+    if where is not None:
+        check_report(where)
+    with working(f"Reading {source.model}", quiet):
         from whence.model.memory import fixed
-        from whence.reading.tracing import trace
 
-        loaded = load(model, task)
-        found = trace(loaded, text, pair, target, truncate=truncate)
-    with working("Looking for what is certain", quiet), fixed(loaded.model):
+        found = source.trace(text, target)
+    with working("Looking for what is certain", quiet), fixed(found.model.model if found.model else None):
         from whence.reporting.analysis import Analysis
 
         analysis = Analysis(found, epsilon=epsilon)
@@ -73,15 +72,21 @@ def command(
         seen = replace(seen, worst=() if heads == "best" else seen.worst, best=() if heads == "worst" else seen.best)
         example = counter_example(analysis, seen, attention)
         made_of = provenance(analysis, attention)
-    if as_json:
-        path = None if where is None else write_report(analysis, where, quiet)
-        data = {**seen.to_dict(), "counter_example": example, "provenance_of_states": made_of}
-        print_json({**data, "report": None if path is None else str(path)})
-    else:
+    if how == "table":
         show(found, seen, example, made_of)
-        path = None if where is None else write_report(analysis, where, quiet)
+    path = None if where is None else write_report(analysis, where, quiet)
+    data = {**seen.to_dict(), "counter_example": example, "provenance_of_states": made_of}
+
+    def name_report() -> None:
         if path is not None:
             results.print(f"\nReport: {path}", soft_wrap=True, highlight=False)
+
+    put_out(
+        how,
+        table=name_report,
+        data=lambda: {**data, "report": None if path is None else str(path)},
+        frame=seen.verdict.to_frame,
+    )
     if open_ and path is not None and not open_in_browser(path.resolve().as_uri()):
         messages.print("There is no display here to open it on.")
 

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from whence import method_table
-from whence.cli._app import Debug, Json, messages, print_json, results
+from whence.cli._app import Debug, Json, messages, results
+from whence.cli._output import Format, chosen_format, frame_of, put_out
 
 
 def command(
@@ -17,12 +18,15 @@ def command(
         typer.Option(help=f"Only those that answer one question: {', '.join(method_table.QUESTIONS)}."),
     ] = None,
     as_json: Json = False,
+    format_: Format = "table",
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
 ) -> None:
     """List the methods: the question each answers, its paper, what it costs and what it needs."""
+    how = chosen_format(format_, as_json)
     found = method_table.methods(question) if name is None else (method_table.method(name),)
-    if as_json:
-        print_json([method.to_dict() for method in found])
+    if how != "table":
+        rows = [method.to_dict() for method in found]
+        put_out(how, table=lambda: None, data=lambda: rows, frame=lambda: frame_of(rows))
         return
     from rich.padding import Padding
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Model, Options, Quiet, options_of, print_json, results, working
+from whence.cli._app import Debug, Json, Options, Quiet, options_of, results, working
+from whence.cli._model import ModelChoice, takes_model
+from whence.cli._output import Format, chosen_format, put_out
 from whence.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 HTA = "hidden-token-attribution"
 
 
+@takes_model()
 def command(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The text; - reads it from standard input.")],
     method: Annotated[
@@ -29,29 +31,27 @@ def command(
     ] = False,
     top: Annotated[int, typer.Option("--top", help="How many sources to show for each token.")] = 3,
     words: Annotated[bool, typer.Option("--words", help="Gather sub-words into words.")] = False,
-    model: Model = "minilm",
     target: Annotated[str | None, typer.Option("--target", help="What an encoder–decoder's decoder reads.")] = None,
     attention: Annotated[str | None, typer.Option("--attention", help="encoder or decoder.")] = None,
     mode: Annotated[str | None, typer.Option("--mode", help=f"{HTA}: auto, exact or probes.")] = None,
     option: Options = None,
     save: Annotated[Path | None, typer.Option("--save", help="Also write the result to this safetensors file.")] = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long.")] = False,
     as_json: Json = False,
+    format_: Format = "table",
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+    *,
+    source: ModelChoice,
 ) -> None:
     """Show where each hidden token came from: its own share, and the tokens that gave it the most.
 
     Shares are followed back to the input embeddings, layer by layer, unless --per-layer is given.
     """
+    how = chosen_format(format_, as_json)
     if top < 1:
         raise InputError(f"--top {top} shows nothing; give 1 or more.")
-    with working(f"Reading {model}", quiet):
-        from whence.model.load import load
-        from whence.reading.tracing import trace
-
-        source = sys.stdin.read() if text == "-" else text
-        found = trace(load(model), source, None, target, truncate=truncate)
+    with working(f"Reading {source.model}", quiet):
+        found = source.trace(text, target)
     with working(f"Following the tokens by {method}", quiet):
         given = {"attention": attention, "mode": mode}
         chosen_options = {name: value for name, value in given.items() if value is not None} | options_of(option)
@@ -59,24 +59,30 @@ def command(
     if save is not None:
         mixed.save(save)
     if not hasattr(mixed, "own_share"):  # a logit's parts are not shares
-        if as_json:
-            print_json(mixed.to_dict())
-        else:
-            _show_logit(mixed)
+        put_out(how, table=lambda: _show_logit(mixed), data=mixed.to_dict, frame=mixed.to_frame)
         return
     mixed = mixed.words() if words else mixed
-    chosen = mixed.select(layer=_layers(layer, mixed.layers))
-    if as_json:
-        print_json({**chosen.to_dict(), "own_share": chosen.own_share().to_dict("records")})
-        return
-    show(chosen, top)
+    selected = mixed.select(layer=_layers(layer, mixed.layers))
+    put_out(
+        how,
+        table=lambda: show(selected, top),
+        data=lambda: {**selected.to_dict(), "own_share": selected.own_share().to_dict("records")},
+        frame=selected.to_frame,
+    )
 
 
 def _mixed(result: Any, method: str, options: dict[str, Any], per_layer: bool) -> Any:
     from whence import method_table
     from whence.mixing.contributions import BY_LAYER, contributions
 
-    entry = method_table.method(method, BY_LAYER)
+    entry = method_table.method(method)
+    if entry.gives not in BY_LAYER:
+        scores = entry.gives == "scores"
+        raise InputError(
+            f"--method {entry.name} does not say what each hidden token is made of, layer by layer"
+            + (", but scores the inputs for one prediction: whence attribute does that." if scores else ".")
+            + f" See: whence methods {entry.name}"
+        )
     mixed = contributions(result, entry.name, **options)
     if entry.contrast:
         return mixed

@@ -57,11 +57,14 @@ def command(
         import uvicorn  # noqa: F401
     except ImportError as missing:
         raise MissingExtraError("the server needs uvicorn: pip install 'whence[web]'.") from missing
+    from whence.model.load import check_model
     from whence.reporting.runs import read_run
     from whence.serving.limits import Limits
     from whence.serving.server import listen, run
 
     names = [*(model or ["minilm"]), *(allow_model or [])]
+    for name in names:
+        check_model(name)
     runs = [read_run(path) for path in run_paths or []]
     limits = Limits(tokens=max_tokens, jobs=max_jobs, seconds=timeout)
     try:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Model, Quiet, messages, print_json, results, watched, working
+from whence.cli._app import Debug, Json, Quiet, messages, results, watched, working
+from whence.cli._model import ModelChoice, takes_model
+from whence.cli._output import Format, chosen_format, put_out
 from whence.errors import InputError
 
 if TYPE_CHECKING:
     from whence.tokens.result import TokenIdentifiability
 
 
+@takes_model(without=("pair",))
 def command(
     texts: Annotated[
         str, typer.Option("--texts", metavar="FILE", help="CSV, TSV, JSONL, Parquet, plain text, or a data set's name.")
     ],
-    model: Model = "minilm",
     text: Annotated[str | None, typer.Option("--text", help="The column with the texts.")] = None,
     pair: Annotated[str | None, typer.Option("--pair", help="The column with second texts.")] = None,
-    format_: Annotated[
-        str | None, typer.Option("--format", help="csv, tsv, jsonl, json, parquet, text, datasets.")
+    read_as: Annotated[
+        str | None, typer.Option("--read-as", help="csv, tsv, jsonl, json, parquet, text, datasets.")
     ] = None,
     split: Annotated[str, typer.Option("--split", help="Of a data set.")] = "train",
     limit: Annotated[int | None, typer.Option("--limit", help="Only the first so many texts.")] = None,
@@ -39,46 +41,49 @@ def command(
     ] = None,
     by: Annotated[str | None, typer.Option("--by", help="Also by kind, piece, frequency, position or length.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the split, the maps and the bootstrap.")] = 0,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
     save: Annotated[Path | None, typer.Option("--save", help="Keep the result in this file.")] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw the rates by layer into this file (png, svg).")
     ] = None,
     as_json: Json = False,
+    format_: Format = "table",
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+    *,
+    source: ModelChoice,
 ) -> None:
     """How often does a hidden state still tell which input token it was?
 
     Maps from each layer back to the input embeddings are fitted on 70 % of the sentences, stopped on 15 % and counted
     on 15 %: the share of tokens whose own embedding is the nearest, with a bootstrap interval and chance.
     """
+    how = chosen_format(format_, as_json)
     _check_by(by)
     _check_plot(plot)
     chosen = _numbers("--layers", layers)
     aims = _numbers("--targets", targets)
-    with working(f"Loading {model}", quiet):
-        from whence.model.load import load
+    with working(f"Loading {source.model}", quiet):
         from whence.reading.texts import read_texts
         from whence.tokens.token_identifiability import token_identifiability
 
-        data = read_texts(texts, text, pair=pair, format=format_, split=split, limit=limit)
-        loaded = load(model)
+        data = read_texts(texts, text, pair=pair, format=read_as, split=split, limit=limit)
+        loaded = source.load()
     result = token_identifiability(
         loaded, data, layers=chosen, maps=_names(maps), distances=_names(distances), parts=_names(parts), pool=pool,
-        targets=aims, seed=seed, truncate=truncate, attention=attention,
+        targets=aims, seed=seed, truncate=source.truncate, attention=attention,
         progress=watched(quiet),
     )  # fmt: skip
     if save is not None:
         result.save(save)
     if plot is not None:
         _draw(result, plot)
-    if as_json:
+
+    def as_data() -> dict[str, Any]:
         lines = [] if by is None else result.breakdown(by).to_dict(orient="records")
-        print_json({**result.to_dict(), **({} if by is None else {"breakdown": lines})})
-        return
-    show(result, by)
-    if not quiet:
+        return {**result.to_dict(), **({} if by is None else {"breakdown": lines})}
+
+    put_out(how, table=lambda: show(result, by), data=as_data, frame=result.to_frame)
+    if not quiet and how == "table":
         for remark in result.remarks():
             messages.print(remark, soft_wrap=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from torch import nn
 from whence.errors import InputError, ModelError, UnavailableError, WhenceError
 from whence.model import catalogue
 from whence.model.cache import locate
+from whence.model.hub import hub_reachable, in_hub_cache
 from whence.model.memory import fingerprint, lock_of
 from whence.model.offload import device_of
 
@@ -277,6 +279,8 @@ def _load_from(name: str, task: str | None, dtype: Any, allow_pickle: bool, trus
         raise InputError(f"the folder {name!r} has no config.json, so it is not a saved transformers model.")
     if local and _is_ours(folder):
         whence_models()
+    if not local and not in_hub_cache(name) and not hub_reachable():
+        raise UnavailableError(_absent(name, "the hub cannot be reached"))
     place = str(folder) if local else name
     options = {"trust_remote_code": trust_remote_code}
     if local:
@@ -340,6 +344,34 @@ def _names() -> str:
     return ", ".join(m.name for m in catalogue.MODELS)
 
 
+def check_model(name: str) -> None:
+    """Refuse a name that no model can be loaded by, in a moment: before a server starts to listen, for example."""
+    folder = Path(name).expanduser()
+    found = catalogue.find(name)
+    if folder.is_dir():
+        if not (folder / "config.json").exists():
+            raise InputError(f"the folder {name!r} has no config.json, so it is not a saved transformers model.")
+    elif found is not None:
+        if found.kind == "vocabulary":
+            raise InputError(f"{found.name!r} is no model: {found.description}.")
+        locate(found.name)
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise InputError(f"there is no folder {name!r}. Give an existing folder, a hub id, or one of: {_names()}.")
+    elif not in_hub_cache(name) and not hub_reachable():
+        raise UnavailableError(_absent(name, "the hub cannot be reached"))
+
+
+def _absent(name: str, why: str) -> str:
+    """A model that is nowhere, with the names that are near."""
+    known = [m.name for m in catalogue.MODELS] + [p.name for p in Path().iterdir() if (p / "config.json").exists()]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    meant = f" Did you mean {near[0]!r}?" if near else ""
+    return (
+        f"{name!r} is no folder here, is not in the Hugging Face cache, and {why}.{meant} Without a network, use a local "
+        f"folder or an embedded model: {_names()}."
+    )
+
+
 def _explained(name: str, local: bool, allow_pickle: bool, problem: Exception) -> Exception:
     """Why a model could not be loaded, in one sentence with the next step."""
     said = " ".join(str(problem).split())
@@ -355,10 +387,7 @@ def _explained(name: str, local: bool, allow_pickle: bool, problem: Exception) -
             "trust_remote_code=True (--trust-remote-code)."
         )
     if not local:
-        return UnavailableError(
-            f"{name!r} is no folder here, is not in the Hugging Face cache, and could not be fetched from the hub "
-            f"({said[:160]}). Without a network, use a local folder or an embedded model: {_names()}."
-        )
+        return UnavailableError(_absent(name, f"could not be fetched from the hub ({said[:160]})"))
     return ModelError(f"the model in {name!r} could not be loaded: {said[:300]}")
 
 
