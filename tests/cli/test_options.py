@@ -123,7 +123,7 @@ def test_an_answer_from_the_command_line(smollm2: object, capsys: pytest.Capture
     assert "Paris" in capsys.readouterr().out
     assert main([*asked, "-q", "--by", "sentence", "--format", "csv"]) == 0
     frame = pd.read_csv(io.StringIO(capsys.readouterr().out))
-    assert frame["target_token"].tolist()[0] == "Paris"
+    assert frame["explained_token"].tolist()[0] == "Paris"
 
 
 def test_methods_fit_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

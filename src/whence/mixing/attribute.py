@@ -63,7 +63,7 @@ def attribute(
     foil: explain why the target *rather than* this one. A method whose answer does not depend on them refuses them.
     position: which position predicts, for models with one prediction per token.
 
-    An answer is explained token by token, as a `SpanAttribution` [target, input] that gathers into sentences or documents
+    An answer is explained token by token, as a `SpanAttribution` [explained, input] that gathers into sentences or documents
     (`by`): what the model writes (`max_new_tokens`), what is put behind the prompt (`continuation`, or a target of several
     tokens), or what a trace with a continuation holds. Then target is a part of the answer (None: all of it), and foil
     another answer with as many tokens. chat: the prompt goes through the model's chat template, as in `whence.trace`.

@@ -115,7 +115,7 @@ def explain_span(span: Span, entry: Method, options: Mapping[str, Any]) -> SpanA
     }
     return SpanAttribution(
         values=values.detach(),
-        axes=("target", "input"),
+        axes=("explained", "input"),
         tokens=span.tokens,
         key_tokens=inputs,
         provenance=trace.provenance.by(entry.name, **settings),

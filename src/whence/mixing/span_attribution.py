@@ -21,10 +21,10 @@ TOP = 5  # inputs that are named for each token of the answer
 
 @dataclass(frozen=True)
 class SpanAttribution(Result):
-    """`values` [target, input]: row t scores the inputs for the t-th explained token; what comes after it scores 0.
+    """`values` [explained, input]: row t scores the inputs for the t-th explained token; what comes after it scores 0.
 
-    `tokens` are the explained tokens, `key_tokens` the inputs. `extra`: "position" [target], the row of the logits each is
-    read from; "logit" and "probability" [target] of the token explained (not of its difference to a foil).
+    `tokens` are the explained tokens, `key_tokens` the inputs. `extra`: "position" [explained], the row of the logits each is
+    read from; "logit" and "probability" [explained] of the token explained (not of its difference to a foil).
     """
 
     kind: ClassVar[str] = "span-attribution"

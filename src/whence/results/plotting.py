@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from whence.results.labels import Tokens
     from whence.results.result import Result
 
-ROWS, COLUMNS = ("query", "hidden", "target"), ("key", "input")
+ROWS, COLUMNS = ("query", "hidden", "explained"), ("key", "input")
 MOST_LABELS = 80
 SEQUENTIAL, DIVERGING = "Blues", "PuOr_r"  # safe for the colour-blind
 

@@ -23,7 +23,7 @@ from whence.results.tensor_file import load_tensors, save_tensors, understood
 if TYPE_CHECKING:
     import pandas as pd
 
-ROW_AXES = ("query", "hidden", "target")
+ROW_AXES = ("query", "hidden", "explained")
 COLUMN_AXES = ("key", "input")
 
 
