@@ -266,7 +266,7 @@ def _shuffled(prepared: Prepared) -> Prepared | None:
 
 
 def _run(model: Model, proof: Proof, prepared: Prepared) -> Outcome:
-    return run(model, proof, dict(prepared.inputs), 1, frozenset(KEEP))
+    return run(model, proof, dict(prepared.inputs), 1, frozenset(KEEP), fused=False)
 
 
 # -- what is measured ------------------------------------------------------------------------------------------------

@@ -64,9 +64,12 @@ def run(
     wanted: frozenset[str],
     edits: Mapping[int, Sequence[Edit]] | None = None,
     *,
+    fused: bool = True,
     consumer: Callable[[AttentionSite, Outcome], None] | None = None,
 ) -> Outcome:
     """One forward pass with the recorder attached; `edits` by call number.
+
+    fused: where it is proved, the model runs its own fused attention, and the calls hold no weights.
 
     consumer: told of each attention call as soon as all that belongs to it was seen, in order, with an outcome that holds
     this call alone; what no later call needs is let go of then, and only the last row of logits is computed.
@@ -78,7 +81,7 @@ def run(
     if "output_hidden_states" in inputs:
         inputs.pop("output_hidden_states")
     recorder = AttentionRecorder(edits=edits or {}, keep=None if wanted >= frozenset(KEEP) else lambda _: wanted)
-    if edits is None and ("attention" not in wanted or wanted >= ROWS_NEED):
+    if fused and edits is None and ("attention" not in wanted or wanted >= ROWS_NEED):
         recorder.fused, recorder.all_fused = proof.fused, len(proof.fused) == len(proof.sites)
     handles = _handles(proof) if "states" in wanted else []
     turned = [s.number for s in proof.sites if s.projection is not None and s.projection.rows is not None]
