@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from conformance.zoo import build
+from tests.versions import older_than_locked
 from whence.errors import ModelError, WiringError
 from whence.model.load import Model
 from whence.reading import attention_rows as module
@@ -18,6 +19,9 @@ from whence.reading.wiring import on_text
 
 # Grouped heads, a sliding window, soft caps, a bias and cross-attention, learned sinks, padding-free encoders.
 SDPA = ["bert", "llama", "qwen2", "mistral", "t5", "bart", "modernbert", "gpt2"]
+T5_IS_EAGER = older_than_locked("transformers")  # it came to the attention interface after the lowest transformers
+if T5_IS_EAGER:
+    SDPA.remove("t5")
 EAGER = ["gemma2", "gpt_oss", "granite_swa"]
 
 
@@ -144,6 +148,7 @@ def test_every_text_is_checked_on_a_sample_of_rows(monkeypatch):
         _ = found[0].attention
 
 
+@pytest.mark.skipif(T5_IS_EAGER, reason="this T5 has no fused pass")
 def test_a_saved_fused_trace_makes_its_rows_again(tmp_path):
     specimen = specimen_of("t5")
     found = trace(Model(specimen.model), specimen.inputs)
