@@ -14,12 +14,12 @@ import pytest
 from torture.kills import contents
 
 
-@pytest.mark.parametrize("run", ["train", "convert", "tokens"])
+@pytest.mark.parametrize("run", ["train", "language", "convert", "tokens", "survey", "faithful"])
 def test_killed_runs_end_bit_identical(run):
     command = [sys.executable, "-m", "torture.kills", run, "--kills", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert f"{run}: 2 kills in" in done.stdout
+    assert f"{run}: 2 kills (" in done.stdout
     assert "bit-identical" in done.stdout
 
 
