@@ -63,7 +63,8 @@ def contents(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of a finished run, times of the clock taken out of JSON and of model cards."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        if not path.is_file():
+        # What a killed `save` left beside its target poses as nothing; run folders remove it when the run starts again.
+        if not path.is_file() or (path.name.startswith(".whence-") and path.suffix == ".part"):
             continue
         data = path.read_bytes()
         if path.suffix == ".json":
