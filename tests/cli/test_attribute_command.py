@@ -36,7 +36,7 @@ def test_what_cannot_be_asked(minilm_path: Path, capsys: pytest.CaptureFixture[s
         (("attribute", TEXT, "--method", "alti", "-o", "steps=3"), "has no option 'steps'"),
         (("attribute", TEXT, "--method", "alti", "-o", "steps"), "is not written NAME=VALUE"),
         (("attribute", TEXT, "--method", "identifiability"), "a measure of its own"),
-        (("mix", TEXT, "--method", "occlusion"), "ask whence.attribute (whence attribute)"),
+        (("mix", TEXT, "--method", "occlusion"), "whence attribute does that"),
     ):
         code, out, err = run(capsys, *arguments, "--quiet")
         assert (code, out) == (2, ""), arguments

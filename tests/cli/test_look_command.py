@@ -68,7 +68,7 @@ def test_look_takes_another_threshold_and_shows_it(capsys, long_text):
     assert code == 0
     assert "the heaviest weight stays within 0.001" in out
     assert main(["look", "a text", "--epsilon", "2"]) == 2
-    assert "epsilon=2.0" in capsys.readouterr().err
+    assert "--epsilon 2.0" in capsys.readouterr().err
 
 
 def test_look_as_json_writes_the_report_too_and_names_it(capsys, tmp_path):
@@ -99,7 +99,7 @@ def test_look_reads_standard_input(capsys, monkeypatch):
         (["look", "word " * 900], "has positions for 512"),
         (["look", "x", "--open", "--no-report"], "--open opens the report"),
         (["look", "x", "--model", "./nowhere"], "there is no folder './nowhere'"),
-        (["look", "x", "--attention", "cross"], "attention='cross' is not in this trace"),
+        (["look", "x", "--attention", "cross"], "--attention cross is not in this trace"),
         (["certify", "a b", "--layer", "7", "--head", "0", "--query", "a"], "no layer 7"),
         (["certify", "a b", "--layer", "0", "--head", "0", "--query", "z"], "'z' is no token here"),
         (["doctor", "./nowhere"], "there is no folder"),
