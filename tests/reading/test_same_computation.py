@@ -121,3 +121,19 @@ def test_a_later_run_of_a_trace_with_hidden_tokens_is_refused():
     found = trace(Model(specimen.model), given)[0]
     with pytest.raises(WhenceError, match="hides tokens"):
         substitute(found, ZeroValues(0, [1]))
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "gptj", "phi", "llama", "gpt2"])
+def test_embeddings_given_end_every_block_where_ids_do(family):
+    # A model that is given embeddings is given its first block's residual, too: its final state is not that block's output.
+    specimen = build(family)
+    ids = specimen.inputs["input_ids"]
+    embedded = specimen.model.get_input_embeddings()(ids).detach()
+    one, two = (
+        trace(Model(specimen.model), {name: t}) for name, t in (("input_ids", ids), ("inputs_embeds", embedded))
+    )
+    with torch.no_grad():
+        states = specimen.model(input_ids=ids, output_hidden_states=True).hidden_states
+    for layer in range(len(one) - 1):  # the last one of transformers' states is after the final norm
+        for each in (one, two):
+            assert torch.allclose(each[layer].block_output, states[layer + 1][0], atol=1e-5)

@@ -6,6 +6,7 @@ trusted), and proved afterwards by reconstructing what the model computed.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from whence.reading.wiring.dataflow import (
@@ -209,8 +210,12 @@ def _uses(addition: _Sum) -> tuple[int, int]:
     return min(reading, default=addition.add.index), addition.add.index
 
 
-def block_output(site: Op, evidence: WiringEvidence) -> Node | None:
-    """The state after the whole block: what the innermost enclosing module that was given the residual gives back."""
+def block_output(site: Op, evidence: WiringEvidence, others: Collection[int] = ()) -> Node | None:
+    """The state after the whole block: what the innermost enclosing module that was given the residual gives back.
+
+    others: indices of the other attention calls of the same stack. A module that holds one of them is no block: a model that
+    was given embeddings is given its first block's residual too, and gives back its final state.
+    """
     if (
         evidence.residual is None
         or evidence.state is None
@@ -222,14 +227,17 @@ def block_output(site: Op, evidence: WiringEvidence) -> Node | None:
     given = {id(n) for n in (*origins(evidence.residual), *closure(evidence.residual))}
     own = {id(n) for n in (*origins(evidence.state), *closure(evidence.state))}
     width = evidence.state.value.shape[-1]
+    parallel = evidence.wiring is not None and evidence.wiring.parallel  # the state after attention is the block's output
     fallback: Node | None = None
     for call in reversed(site.region):
         if not call.begin <= joined < call.end or not any(id(node) in given for _, node in call.inputs):
             continue
+        if any(call.begin <= other < call.end for other in others):
+            break
         for _, out in call.outputs:
             if out.value.dim() < 2 or out.value.shape[-1] != width or out.value.numel() != evidence.state.value.numel():
                 continue
-            if id(out) not in own:
+            if id(out) not in own or parallel:
                 return out
             fallback = out
             break

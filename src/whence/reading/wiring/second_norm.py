@@ -5,6 +5,7 @@ Its scale is all that GlobEnc needs of the feed-forward layer. Kept in the trace
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from whence.reading.wiring.dataflow import ADD, closure, consumers, origins
@@ -24,12 +25,14 @@ class SecondNorm:
     before: Handle
 
 
-def find_second_norm(graph: OpGraph, op: Op | None, evidence: WiringEvidence, tolerance: float) -> SecondNorm | None:
+def find_second_norm(
+    graph: OpGraph, op: Op | None, evidence: WiringEvidence, tolerance: float, others: Collection[int] = ()
+) -> SecondNorm | None:
     """From the state after attention, plainly added to something, through a norm, to the block's output."""
     state, wiring = evidence.state, evidence.wiring
     if op is None or state is None or wiring is None or evidence.reason_c is not None or wiring.kind != POST:
         return None
-    out = block_output(op, evidence)
+    out = block_output(op, evidence, others)
     if out is None or id(out) in {id(n) for n in (*origins(state), *closure(state))}:
         return None
     last = {id(n) for n in origins(out)}
