@@ -122,7 +122,9 @@ def number_sites(
     for number, (call, op, stack, (error_a, found)) in enumerate(zip(calls, ops, stacks, readings, strict=True)):
         layer = counts.get(stack, 0)
         counts[stack] = layer + 1
-        others = [o.index for o, name in zip(ops, stacks, strict=True) if name == stack and o is not None and o is not op]
+        others = [
+            o.index for o, name in zip(ops, stacks, strict=True) if name == stack and o is not None and o is not op
+        ]
         after = block_output(op, found, others) if op is not None else None
         block = None if after is None else find_handle(graph, after)
         places = [None if node is None else find_handle(graph, node) for node in (found.projected, found.stream)]
