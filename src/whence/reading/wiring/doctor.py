@@ -109,7 +109,8 @@ def doctor(model: Any = None, text: Any = None) -> Diagnosis:
 def example(model: Model, text: Any = None) -> Prepared:
     """Something the model can read: the text given, a sentence, or random ids or pixels where it has no tokenizer."""
     if text is not None or model.tokenizer is not None:
-        return prepare(model, text if text is not None else TEXT)[0][0]
+        # A sentence of our own may be cut to fit; a user's text is not.
+        return prepare(model, TEXT if text is None else text, truncate=text is None)[0][0]
     config: Any = getattr(model.model, "config", None)
     generator = torch.Generator().manual_seed(0)
     if getattr(config, "num_channels", None) and getattr(config, "image_size", None):

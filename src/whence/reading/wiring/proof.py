@@ -111,7 +111,10 @@ def prove(model: nn.Module, inputs: Mapping[str, Any]) -> Proof:
 
 
 def _plain_outputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[Any, Tensor]:
+    """What the model gives when nothing watches it, after a first pass in which it may not write into itself."""
     with evaluating(model), refusing_own_writes(model):
+        model(**inputs)
+    with evaluating(model):
         return _numbers(model(**inputs))
 
 
