@@ -171,3 +171,13 @@ def test_traces_come_in_order_and_own_their_tensors(minilm):
     assert float((again[1].attention - alone.attention).abs().max()) < 1e-5
     with pytest.raises(InputError, match="several texts"):
         next(whence.traces(minilm, "one"))
+
+
+def test_stacks_that_a_trace_joins_must_be_named_on_a_stream() -> None:
+    specimen = build("t5")
+    inputs = {name: t[:1] for name, t in specimen.inputs.items()}
+    with pytest.raises(InputError, match="choose attention='encoder' or 'decoder'"):
+        whence.contributions(whence.stream(specimen.model, inputs), "alti")
+    streamed = whence.contributions(whence.stream(specimen.model, inputs), "alti", attention="decoder")
+    collected = whence.contributions(whence.stream(specimen.model, inputs).collect(), "alti", attention="decoder")
+    assert torch.allclose(streamed.values, collected.values, atol=1e-6)

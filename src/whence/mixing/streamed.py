@@ -13,13 +13,14 @@ from whence.mixing.contributions import EMBEDDINGS, Contributions
 from whence.mixing.rollout import roll_on
 from whence.reading.joined_layers import join_layers
 from whence.reading.layer import refuse_following
+from whence.reading.streaming import OneStackReader
 from whence.reading.trace import Trace
 
 OfLayer = Callable[[Trace], dict[str, Contributions]]
 """A trace of one layer → by method, what it is made of."""
 
 
-class LayerContributions:
+class LayerContributions(OneStackReader):
     """A reader: by method, the layers that were asked for, as they are or rolled out from the embeddings.
 
     layers: which ones are held, negative from the end; None: all. each: what is held of a layer instead of its shares.

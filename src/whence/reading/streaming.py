@@ -40,6 +40,10 @@ class Reader(Protocol):
         """What it has made of them, when the last was seen."""
 
 
+class OneStackReader:
+    """A reader whose measure joins an encoder and its decoder on a trace, and cannot on a stream: the stack must be named."""
+
+
 class _Stop(BaseException):
     """Ends a pass of which nothing more is needed."""
 
@@ -109,7 +113,7 @@ class Stream:
         def show(piece: Trace, stacks: list[str]) -> None:
             nonlocal names
             if names is None:
-                names = [_stack_name(stacks, attention) for _, attention in readers]
+                names = [_stack_name(stacks, attention, reader) for reader, attention in readers]
             own = next(iter(piece.stacks))
             for (reader, _), name in zip(readers, names, strict=True):
                 if name == own and not reader.satisfied:
@@ -211,7 +215,12 @@ class _Branch(Stream):
         return self.answer[0]
 
 
-def _stack_name(stacks: list[str], attention: str | None) -> str:
+def _stack_name(stacks: list[str], attention: str | None, reader: Reader) -> str:
+    if attention is None and len(stacks) > 1 and isinstance(reader, OneStackReader):
+        raise InputError(
+            f"this model has {', '.join(stacks)}, which a stream does not join: choose attention='encoder' or 'decoder', or "
+            "collect() the stream."
+        )
     if attention is not None and attention not in stacks:
         raise InputError(f"attention={attention!r} is not in this model; it has: {', '.join(stacks)}.")
     return stacks[0] if attention is None else attention
