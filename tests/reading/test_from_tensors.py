@@ -28,7 +28,8 @@ def test_the_same_certificates_as_the_trace(trace: whence.Trace, given: whence.T
         torch.testing.assert_close(ours.upper, theirs.upper, rtol=0, atol=1e-6)
         assert ours.check()
     one, other = (whence.identifiability(t) for t in (given, trace))
-    torch.testing.assert_close(one.values, other.values)
+    # The trace has the model's own head outputs, rounded as its fused attention rounds.
+    torch.testing.assert_close(one.values, other.values, rtol=0, atol=1e-5)
     assert torch.equal(one.extra["simplex_null_dimension"], other.extra["simplex_null_dimension"])
     assert torch.equal(whence.verdict(given).values.isnan(), whence.verdict(trace).values.isnan())
     assert given.tokens.special == trace.tokens.special

@@ -70,7 +70,7 @@ def test_look_with_its_report_computes_nothing_twice(
     for name in ("overview", "contributions", "witness"):
         counted(module, name)
     counted(overviews, "certify")
-    monkeypatch.setattr("whence.model.load.load", lambda *_: tiny_model())
+    monkeypatch.setattr("whence.model.load.load", lambda *_, **__: tiny_model())
     code = main(["look", TEXT, "--model", "tiny", "--json", "--quiet", "--report", str(tmp_path / "r.html")])
     data = json.loads(capsys.readouterr().out)
     assert code == 0

@@ -54,8 +54,9 @@ FOLD_AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-4}
 some hundred layers of products. Half precision is too coarse to prove a folding in."""
 
 DIFFERENCE_STEP = 2e-3
-"""The step of a central difference, in units of the state: its square is what curvature leaves, float32's eps over it
-(6e-5) what rounding does, and some models compute parts in float32 whatever their dtype."""
+"""The step of a central difference, in units of the state (with half of it, Richardson's extrapolation): its fourth power is
+what curvature leaves, float32's eps over it (6e-5) what rounding does,
+and some models compute parts in float32 whatever their dtype."""
 
 DIFFERENCE_AGREEMENT = 2e-3
 """How close a derivative must come to that difference: some thirty times its rounding. A backward pass that means
