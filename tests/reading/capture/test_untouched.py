@@ -214,6 +214,13 @@ def test_a_model_that_writes_into_its_weights_is_refused_and_put_back(write):
     assert bias.data_ptr() == place
 
 
+def test_a_write_that_changes_nothing_is_none():
+    specimen = build("switch_transformers")  # its routers call .to(dtype) on themselves
+    before = {name: value.clone() for name, value in specimen.model.state_dict().items()}
+    assert set(trace(Model(specimen.model), specimen.inputs).stacks) == {"encoder", "decoder", "cross"}
+    assert all(torch.equal(before[name], value) for name, value in specimen.model.state_dict().items())
+
+
 def test_a_weight_that_is_written_to_only_later_is_refused():
     specimen = build("bert")
     model = Model(specimen.model)

@@ -48,26 +48,37 @@ class _WriteWatch(TorchFunctionMode):
             data = found[1].detach()
             self.before[found[0]] = (found[1], data, data.clone())
 
-    def undo(self) -> None:
-        """Put every weight back, bit for bit, in the storage that it had."""
+    def undo(self) -> list[str]:
+        """Put every weight back, bit for bit, in the storage that it had; the names of those that had become others.
+
+        A write that changes nothing (`module.to(dtype)` in the dtype that it has, as routers do) is none.
+        """
+        changed = []
         with torch.no_grad():
-            for weight, data, copy in self.before.values():
+            for name, (weight, data, copy) in self.before.items():
+                now = weight.detach()
+                if now.dtype != copy.dtype or now.shape != copy.shape or not torch.equal(now, copy):
+                    changed.append(name)
+                elif torch.equal(data, copy):
+                    continue
                 data.copy_(copy)
                 if weight.data_ptr() != data.data_ptr():
                     weight.data = data
+        return changed
 
 
 @contextmanager
 def refusing_own_writes(model: nn.Module) -> Iterator[None]:
     """Passes after which the weights are what they were; a model that wrote into them is refused by name."""
     watch = _WriteWatch(model)
+    changed: list[str] = []
     try:
         with watch:
             yield
     finally:
-        watch.undo()
-    if watch.before:
+        changed = watch.undo()
+    if changed:
         raise ModelError(
-            f"{type(model).__name__} writes into its own weights as it runs ({', '.join(sorted(watch.before)[:3])}), so that no "
+            f"{type(model).__name__} writes into its own weights as it runs ({', '.join(sorted(changed)[:3])}), so that no "
             "two passes compute the same and whence cannot vouch for what it reads. The weights were put back."
         )
