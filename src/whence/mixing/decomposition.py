@@ -173,7 +173,7 @@ def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
     outputs = layer.outputs.detach() if layer.outputs.dtype == dtype else attention @ values  # (head, query, d_v)
     outputs = outputs if projection.rows is None else turn(outputs, projection.rows)
     projected = joined(outputs) @ weight.flatten(0, 1)
-    own = to(layer.own)
+    own = layer.own_in(dtype).detach()
     bias = own.new_zeros(own.shape[-1]) if projection.bias is None else to(projection.bias)
     split = layer.wiring.split(own, weight, projected, bias)
     _check(layer, split.state)

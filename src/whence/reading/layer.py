@@ -284,8 +284,13 @@ class Layer:
     @property
     def own(self) -> Tensor:
         """[query, d]: all that the token itself carries into the sum: its residual and, in parallel wiring, its side branch."""
+        return self.own_in(self.block_input.dtype)
+
+    def own_in(self, dtype: torch.dtype) -> Tensor:
+        """`own`, added up in that dtype: a sum that was rounded in half precision is another."""
         wiring = self.equation("residual")
-        return wiring.carried(self.block_input, self._wired(self._side, "side branch") if wiring.parallel else None)
+        side = self._wired(self._side, "side branch").to(dtype) if wiring.parallel else None
+        return wiring.carried(self.block_input.to(dtype), side)
 
     @property
     def before_norm(self) -> Tensor:
