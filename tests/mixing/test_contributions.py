@@ -125,7 +125,7 @@ def test_the_rest_of_the_block_is_rebuilt(zoo: Zoo, family: str) -> None:
     assert trace.model is not None
     proof = proof_of(trace.model.model, dict(trace.inputs))
     for layer in stack:
-        rest = read_blocks(trace.model, proof, trace.inputs)[stack.name, layer.index].feedforward
+        rest = read_blocks(trace.model, proof, trace.inputs)[proof.site(stack.name, layer.index).number].feedforward
         assert rest is not None
         error = (rest(layer.after_attention) - layer.block_output).abs().max()
         assert error <= 1e-4 * layer.block_output.abs().max()
@@ -137,7 +137,7 @@ def test_globenc_after_the_second_norm(zoo: Zoo) -> None:
     proof = proof_of(trace.model.model, dict(trace.inputs))
     mixed = whence.contributions(trace, "globenc")
     for layer in trace.of():
-        rest = read_blocks(trace.model, proof, trace.inputs)["encoder", layer.index].feedforward
+        rest = read_blocks(trace.model, proof, trace.inputs)[proof.site("encoder", layer.index).number].feedforward
         assert rest is not None
         assert rest.wiring.norm is not None
         parts, _, _ = head_expanded(layer)

@@ -56,7 +56,7 @@ def decompx(
     torch.diagonal(parts, dim1=0, dim2=1).copy_(stack.layers[0].block_input.T)
     rows = []
     for layer in stack:
-        reading = readings[stack.name, layer.index]
+        reading = readings[proof.site(stack.name, layer.index).number]
         if reading.values is None or reading.feedforward is None:
             why = reading.maps_reason if reading.values is None else reading.reason
             raise WiringError(

@@ -13,7 +13,6 @@ from whence.errors import InputError
 from whence.mixing.read_out import read_out
 from whence.model.load import Model
 from whence.reading.trace import Stack, Trace
-from whence.results.labels import Tokens
 
 
 @dataclass(frozen=True)
@@ -133,12 +132,14 @@ def _position(model: Model, trace: Trace, position: int | None) -> int | None:
         return position % n
     if trace.logits is None or whole:
         return None
-    return n - 1 if stack.name == "decoder" else _mask_position(model, stack.tokens)
-
-
-def _mask_position(model: Model, tokens: Tokens) -> int:
     mask = getattr(model.tokenizer, "mask_token_id", None)
-    at = [i for i, token in enumerate(tokens.ids or ()) if mask is not None and token == mask]
+    at = [i for i, token in enumerate(stack.tokens.ids or ()) if mask is not None and token == mask]
+    if stack.name == "decoder" and (not at or len(trace.stacks) > 1):
+        return n - 1
+    if stack.name == "decoder":
+        raise InputError(
+            "this text is read as by a decoder and has a mask token: say which position predicts, with position=."
+        )
     if len(at) != 1:
         raise InputError(f"the text has {len(at)} mask tokens: say which position predicts, with position=.")
     return at[0]

@@ -21,7 +21,7 @@ from whence.reading.capture.recorder import Edit
 from whence.reading.inputs import Prepared
 from whence.reading.rerun.replay import block_handles, repeated, replay
 from whence.reading.rerun.run import prove_model
-from whence.reading.trace import Trace
+from whence.reading.trace import Stack, Trace
 from whence.reading.wiring.sites import AttentionSite
 from whence.results.progress import Progress, counted
 
@@ -49,7 +49,7 @@ def value_zeroing(
     scores = torch.zeros(len(sites), n, n, dtype=torch.float64)
     with counted("value zeroing", n, progress) as step:
         for first, size in _pieces(n, chosen.model, trace, as_bytes(memory)):
-            scores[:, :, first : first + size] = _without(trace, chosen, proof, sites, first, size)
+            scores[:, :, first : first + size] = _without(trace, stack, chosen, proof, sites, first, size)
             for _ in range(size):
                 step()
     scores = scores.to(torch.float64 if stack.layers[0].dtype == torch.float64 else torch.float32)
@@ -74,12 +74,14 @@ def _pieces(n: int, model: torch.nn.Module, trace: Trace, memory: int) -> list[t
     return [(first, min(size, n - first)) for first in range(0, n, size)]
 
 
-def _without(trace: Trace, model: Any, proof: Any, sites: list[AttentionSite], first: int, size: int) -> Tensor:
+def _without(
+    trace: Trace, stack: Stack, model: Any, proof: Any, sites: list[AttentionSite], first: int, size: int
+) -> Tensor:
     """(layer, hidden, size): the change in every block when the values of tokens first … first + size − 1 are zeroed."""
-    n = len(trace.of(sites[0].stack).tokens)
+    n = len(stack.tokens)
     zero = torch.zeros(size, 1, n, dtype=torch.bool)
     zero[torch.arange(size), 0, torch.arange(first, first + size)] = True
-    layers = {site.layer: trace.of(site.stack)[site.layer] for site in sites}
+    layers = {site.layer: stack[site.layer] for site in sites}
     outputs: dict[int, Tensor] = {}
     changes: dict[Any, Any] = {}
 

@@ -131,11 +131,14 @@ class Stream:
 
     def _forward(self, show: Callable[[Trace, list[str]], None]) -> None:
         proof, wanted = prove_model(self.model, self.prepared), frozenset(KEEP)
-        order: list[str] = [s for s in ("encoder", "decoder", "cross") if s in proof.stacks]
-        order += [s for s in proof.stacks if s not in order]
+        order = [s for s in ("encoder", "decoder", "cross") if s in proof.stacks]
 
         def consume(site: AttentionSite, outcome: Outcome) -> None:
-            show(trace_of_row(self.model, proof, outcome, 0, self.prepared, wanted, [site]), order)
+            piece = trace_of_row(self.model, proof, outcome, 0, self.prepared, wanted, [site])
+            if len(order) == 1:
+                (name,) = piece.stacks
+                order[:] = [name]
+            show(piece, order)
 
         run(self.model, proof, dict(self.prepared.inputs), 1, wanted, consumer=consume)
 

@@ -20,7 +20,7 @@ from whence.reading.wiring.projection import Projection
 from whence.reading.wiring.proof import Proof
 from whence.reading.wiring.proof_inputs import check_weights
 from whence.reading.wiring.sites import AttentionSite
-from whence.reading.wiring.stacks import is_causal
+from whence.reading.wiring.stacks import is_causal, is_decoder
 from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
 
@@ -64,8 +64,11 @@ def trace_of_row(
             _layer(site, call, outcome, row, queries, keys, wanted, proof.tolerance)
         )
         sizes.setdefault(site.stack, set()).add((len(queries), len(keys)))
-    for name, found in layers.items():
-        n_query, n_key = next(iter(sizes[name])) if len(sizes[name]) == 1 else (-1, -1)
+    for proved, found in layers.items():
+        n_query, n_key = next(iter(sizes[proved])) if len(sizes[proved]) == 1 else (-1, -1)
+        name = proved
+        if not two and n_query != 1 and proved != "cross":  # the text's own mask says what a single stack is
+            name = "decoder" if is_decoder(found) else "encoder"
         labels = _labels(model, prepared, two and name in ("decoder", "cross"), n_query)
         key_labels = labels if name != "cross" and n_key == n_query else _labels(model, prepared, False, n_key)
         stacks[name] = Stack(name, tuple(found), labels, key_labels)

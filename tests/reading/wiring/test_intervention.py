@@ -318,3 +318,94 @@ def test_every_text_is_checked_and_not_the_first_alone():
     whence.trace(loaded, ids(10))
     with pytest.raises(ModelError, match="on this text, decoder layer 1: pre-norm wiring does not give its state"):
         whence.trace(loaded, ids(20))
+
+
+def hides(seen):
+    """The additive 4-D mask of a boolean table [query, key]."""
+    return torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)[None, None]
+
+
+N = 9
+CAUSAL = torch.ones(N, N, dtype=torch.bool).tril()
+FULL = torch.ones(N, N, dtype=torch.bool)
+PREFIX = CAUSAL | (torch.arange(N) < 4)
+PACKED = torch.block_diag(torch.ones(N - 1, N - 1), torch.ones(1, 1)).bool()  # the last text is one token
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+@pytest.mark.parametrize(
+    ("seen", "name"), [(CAUSAL, "decoder"), (PREFIX, "decoder"), (FULL, "encoder"), (PACKED, "encoder")]
+)
+def test_a_single_stack_is_named_by_the_mask_of_each_text(family, seen, name):
+    """The proof was made on a plain text, and its name for the stack is no fact of this one."""
+    specimen = build(family)
+    model = Model(specimen.model, name=family)
+    given = {"input_ids": specimen.inputs["input_ids"][:, :N]}
+    plain = whence.trace(model, given)
+    masked = whence.trace(model, {**given, "attention_mask": hides(seen)})
+    masked = masked if isinstance(masked, whence.Trace) else masked[0]
+    assert list(plain.stacks) == ["encoder" if family == "bert" else "decoder"]
+    assert list(masked.stacks) == [masked.of().name] == [name]
+    # Whatever runs the model again finds its calls under the name of the text.
+    for method in ("alti", "value-zeroing", "decompx"):
+        rows = whence.contributions(masked, method).values
+        torch.testing.assert_close(rows.sum(-1), torch.ones(rows.shape[:-1]), atol=1e-4, rtol=0)
+        assert float(rows[0].masked_fill(seen | torch.eye(N, dtype=torch.bool), 0).abs().max()) < 1e-6
+
+
+def test_calls_that_change_places_between_texts_are_refused():
+    """A model whose blocks run in another order on longer texts: their names and numbers would be another's."""
+    model = tiny_llama()
+    first, second = model.model.layers
+
+    class Either(nn.Module):
+        def __init__(self, short, long):
+            super().__init__()
+            self.short, self.long = short, long
+            self.attention_type = short.attention_type if hasattr(short, "attention_type") else "full_attention"
+
+        def forward(self, x, **options):
+            return (self.short if x.shape[1] <= 12 else self.long)(x, **options)
+
+    model.model.layers = nn.ModuleList([Either(first, second), Either(second, first)])
+    loaded = Model(model, name="turned")
+    whence.trace(loaded, ids(10))
+    with pytest.raises(ModelError, match="on this text"):
+        whence.trace(loaded, ids(20))
+
+
+def tiny_t5():
+    from transformers import T5Config, T5Model
+
+    torch.manual_seed(0)
+    config = T5Config(
+        d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=64, decoder_start_token_id=0, pad_token_id=0
+    )
+    return T5Model(config).eval().half()
+
+
+def test_bounds_against_overflow_are_read_while_none_is_met():
+    """T5 in half precision clamps the state after attention. Where that changes nothing, the sum is the state."""
+    model, target = tiny_t5(), {"decoder_input_ids": ids(7, seed=2)["input_ids"]}
+    proof = prove(model, {**ids(), **target})
+    assert all(proof.holds.values())
+    loaded = Model(model, name="t5")
+    traced = whence.trace(loaded, {**ids(), **target})
+    for stack in traced.stacks.values():
+        for layer in stack:
+            weight = layer.projection.weight.double()
+            total = layer.block_input.double() + torch.einsum("hqv,hvd->qd", layer.outputs.double(), weight)
+            torch.testing.assert_close(layer.after_attention.double(), total, atol=2e-3, rtol=2e-3)
+    # A word as large as the dtype can hold: the sum is out of bounds, and what is clamped is no sum.
+    with torch.no_grad():
+        model.shared.weight[63] = 65000.0
+        for block in model.encoder.block:
+            block.layer[0].SelfAttention.o.weight.mul_(300).abs_()
+            block.layer[0].SelfAttention.v.weight.abs_()
+    given = {**ids(), **target}
+    given["input_ids"] = given["input_ids"].clamp(max=62)
+    whence.trace(loaded, given)
+    given["input_ids"][0, 5:] = 63
+    assert bool(torch.isfinite(model(**given).last_hidden_state).all())
+    with pytest.raises(ModelError, match="on this text, encoder layer 0: pre-norm wiring does not give its state"):
+        whence.trace(loaded, given)

@@ -163,7 +163,7 @@ def _folds(
             return
     n, width = layer.block_input.shape
     readings = read_blocks(model, proof, trace.inputs)
-    read = [readings[stack.name, each.index] for each in stack]
+    read = [readings[proof.site(stack.name, each.index).number] for each in stack]
     plain = all(r.feedforward is not None and r.maps is not None for r in read)
     each_size = layer.block_input.element_size() * n * width * (width + layer.outputs.shape[0] * layer.outputs.shape[2])
     needed = len(stack) * each_size * (1.5 if plain else 2.5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -89,6 +89,9 @@ def substitute(trace: Trace, changes: Change | Sequence[Change], *, model: Any =
     edits = edits_by_call(trace, proof, [changes] if isinstance(changes, (Replace, ZeroValues)) else changes)
     outcome = guarded(chosen.model, lambda: run(chosen, proof, prepared.inputs, 1, kept_parts(None), edits))
     changed = trace_of_row(chosen, proof, outcome, 0, prepared, kept_parts(None))
+    if len(trace.stacks) == 1:  # what was put in the place of the attention does not make another model of it
+        ((name, _),), (stack,) = trace.stacks.items(), changed.stacks.values()
+        changed = replace(changed, stacks={name: replace(stack, name=name)})
     return Substituted(changed.logits, changed.final_states, changed)
 
 
@@ -102,17 +105,13 @@ def edits_by_call(trace: Trace, proof: Proof, changes: Sequence[Change]) -> Mapp
     for change in changes:
         stack = trace.of(change.attention)
         layer = stack[change.layer]
-        site = _site(proof, stack.name, change.layer)
+        site = proof.site(stack.name, change.layer)
         shape = (len(layer.heads), len(stack.tokens), len(stack.key_tokens))
         if change.head is not None and not 0 <= change.head < site.heads:
             raise InputError(f"layer {change.layer} has no head {change.head}; it has heads 0 … {site.heads - 1}.")
         edit = _zero(change, site, shape) if isinstance(change, ZeroValues) else _replace(change, site, shape)
         edits.setdefault(site.number, []).append(edit)
     return edits
-
-
-def _site(proof: Proof, stack: str, layer: int) -> AttentionSite:
-    return next(site for site in proof.sites if site.stack == stack and site.layer == layer)
 
 
 def _zero(change: ZeroValues, site: AttentionSite, shape: tuple[int, int, int]) -> Edit:

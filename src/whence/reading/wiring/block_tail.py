@@ -39,21 +39,20 @@ class BlockReading:
     maps_reason: str | None
 
 
-def read_blocks(model: Model, proof: Proof, inputs: Mapping[str, Tensor]) -> dict[tuple[str, int], BlockReading]:
-    """Every block of the model by (stack, layer): made once per model, on the beginning of these inputs."""
+def read_blocks(model: Model, proof: Proof, inputs: Mapping[str, Tensor]) -> dict[int, BlockReading]:
+    """Every block of the model by its attention call: made once per model, on the beginning of these inputs."""
     return remembered(model.model, "blocks", lambda: _read(model.model, proof, on_device(model, beginning(inputs))))
 
 
 def feedforward_of(model: Model, proof: Proof, inputs: Mapping[str, Tensor], stack: str, layer: int) -> FeedForward:
     """The proved feed-forward part of one block; refused with the reason otherwise."""
-    reading = read_blocks(model, proof, inputs).get((stack, layer))
-    if reading is None or reading.feedforward is None:
-        why = "it was not found" if reading is None else reading.reason
-        raise WiringError(f"{stack} layer {layer}: the feed-forward part of the block is not proved: {why}.")
+    reading = read_blocks(model, proof, inputs)[proof.site(stack, layer).number]
+    if reading.feedforward is None:
+        raise WiringError(f"{stack} layer {layer}: the feed-forward part of the block is not proved: {reading.reason}.")
     return reading.feedforward
 
 
-def _read(model: nn.Module, proof: Proof, inputs: Mapping[str, Tensor]) -> dict[tuple[str, int], BlockReading]:
+def _read(model: nn.Module, proof: Proof, inputs: Mapping[str, Tensor]) -> dict[int, BlockReading]:
     inputs = accepted(model, inputs)
     batch = next(iter(t for _, t in walk(dict(inputs)))).shape[0]
     recorder, graph = AttentionRecorder(), OpGraph(batch)
@@ -77,5 +76,5 @@ def _read(model: nn.Module, proof: Proof, inputs: Mapping[str, Tensor]) -> dict[
             maps = query_and_key_maps(graph, call, read, norm_in, values, proof.tolerance)
         except NotRecognised as problem:
             maps_reason = str(problem)
-        readings[site.stack, site.layer] = BlockReading(feedforward, maps, values, norm_in, reason, maps_reason)
+        readings[site.number] = BlockReading(feedforward, maps, values, norm_in, reason, maps_reason)
     return readings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
 from whence.reading.wiring.op_graph import Node, Op
@@ -14,6 +15,9 @@ PASSIVE = {
     "type", "type_as", "float", "half", "bfloat16", "double", "clone", "detach", "dropout", "__getitem__", "movedim",
     "swapaxes", "view_as", "reshape_as", "alias",
 }  # fmt: skip
+# Bounds against overflow, as T5 has them in half precision: the same numbers wherever none is out of bounds. Whether that
+# is so on a text is seen there: the state after attention is rebuilt on each.
+BOUNDS = {"clamp", "clamp_", "clip"}
 ADD = {"add", "__add__", "__radd__", "add_", "__iadd__"}
 SUB = {"sub", "__sub__", "sub_", "__isub__", "subtract"}
 MUL = {"mul", "__mul__", "__rmul__", "mul_", "__imul__"}
@@ -24,13 +28,22 @@ class NotRecognised(Exception):
     """A part of the wiring could not be found; the message says what was tried."""
 
 
+def _passes_on(op: Op, node: Node) -> bool:
+    """Whether an operation hands on the numbers of `node` as they are (x.type_as(y) those of x, not those of y)."""
+    if not op.inputs or op.inputs[0] is not node:
+        return False
+    if op.name in BOUNDS:
+        return bool(op.outputs) and torch.equal(op.outputs[0].value, node.value)
+    return op.name in PASSIVE
+
+
 def closure(node: Node) -> list[Node]:
     """`node` and everything that is the same numbers in another shape or dtype, forward in time."""
     nodes = [node]
     seen = {id(node)}
     for current in nodes:
         for op in current.consumers:
-            if op.name not in PASSIVE or op.inputs[0] is not current:  # x.type_as(y) passes on x, not y
+            if not _passes_on(op, current):
                 continue
             for out in op.outputs:
                 if id(out) not in seen and out.value.numel() == node.value.numel():
@@ -44,7 +57,9 @@ def origins(node: Node) -> list[Node]:
     nodes = [node]
     while True:
         op = nodes[-1].producer
-        if op is None or op.name not in PASSIVE or not op.inputs or op.inputs[0].value.numel() != node.value.numel():
+        if op is None or not op.inputs or op.inputs[0].value.numel() != node.value.numel():
+            return nodes
+        if not _passes_on(op, op.inputs[0]):
             return nodes
         nodes.append(op.inputs[0])
 
@@ -64,9 +79,7 @@ def ancestors(nodes: Iterable[Node]) -> set[int]:
 
 def consumers(nodes: Iterable[Node]) -> list[tuple[Op, Node]]:
     """Operations that do something with one of `nodes`, in the order they ran."""
-    pairs = [
-        (op, node) for node in nodes for op in node.consumers if op.name not in PASSIVE or op.inputs[0] is not node
-    ]
+    pairs = [(op, node) for node in nodes for op in node.consumers if not _passes_on(op, node)]
     return sorted(pairs, key=lambda pair: pair[0].index)
 
 

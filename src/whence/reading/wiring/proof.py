@@ -74,7 +74,14 @@ class Proof:
         }
 
     def of(self, stack: str) -> tuple[AttentionSite, ...]:
+        """The calls of a trace's stack. A single stack is an encoder or a decoder by each text's own mask: all of its calls."""
+        if len(self.stacks) == 1 and stack != "cross":
+            return self.sites
         return tuple(site for site in self.sites if site.stack == stack)
+
+    def site(self, stack: str, layer: int) -> AttentionSite:
+        """The call behind one layer of a trace."""
+        return next(site for site in self.of(stack) if site.layer == layer)
 
 
 def proof_of(model: nn.Module, inputs: Mapping[str, Any]) -> Proof:
@@ -218,6 +225,8 @@ def _mask_error(ours: Call, theirs: Call) -> float:
 
 def _why(model: nn.Module, inputs: Mapping[str, Any], expected: Mapping[Any, Tensor], tolerance: float) -> str:
     """Whose fault it is when (d) fails: a model that is never twice the same, or that differs from its own eager self."""
+    if not all(bool(torch.isfinite(t).all()) for t in expected.values()):
+        return "; without it, they are NaN or infinite themselves"
     again = _plain_outputs(model, inputs)
     noise = max(deviation(again[k], expected[k]) for k in expected)
     if noise > tolerance:

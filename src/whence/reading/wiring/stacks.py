@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
 from whence.reading.capture.recorder import Call
@@ -9,11 +12,30 @@ from whence.reading.wiring.dataflow import NotRecognised, ancestors, closure, or
 from whence.reading.wiring.op_graph import Op, OpGraph
 from whence.reading.wiring.residual import WiringEvidence
 
+if TYPE_CHECKING:
+    from whence.reading.layer import Layer
+
 
 def is_causal(attention: Tensor | None, visible: Tensor | None, n_query: int, n_key: int) -> bool:
     """Whether no query looks at a later key, by the weights (…, query, key) of a text or, without them, by its mask."""
     seen = attention if attention is not None else visible
     return n_query == n_key and n_query > 1 and seen is not None and not bool(seen[..., :n_key].triu(1).any())
+
+
+def is_decoder(layers: Iterable[Layer]) -> bool:
+    """Whether this text is read as by a decoder: in some layer, nothing before the last token looks at it.
+
+    Its beginning may see all of itself (a prefix language model). Texts packed into one sequence are no prefix: there the
+    last token may be hidden from all others because it is a text of its own.
+    """
+
+    def hides_the_last(layer: Layer) -> bool:
+        seen = layer._attention if layer._attention is not None else layer.visible
+        if layer.causal or seen is None or seen.shape[-2] != seen.shape[-1]:
+            return layer.causal
+        return not bool(seen[..., :-1, -1].any()) and bool(seen[..., -1, :-1].any())
+
+    return any(map(hides_the_last, layers))
 
 
 def stack_names(
