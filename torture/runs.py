@@ -55,9 +55,8 @@ torch.manual_seed(0)
 config = BertConfig(vocab_size=len(tokenizer), hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
                     intermediate_size=32, max_position_embeddings=48)
 model = whence.Model(BertModel(config).eval(), tokenizer, name="tiny")
-Path(folder).mkdir(exist_ok=True)
 whence.token_identifiability(model, texts, maps=("naive", "linear"), bootstrap=50, training=Training(epochs=10),
-                             memory=0, folder=folder).save(Path(folder) / "tokens.safetensors")
+                             memory=0, folder=folder, checkpoint=folder)
 """
 SURVEY = """
 from torture.models import families, texts

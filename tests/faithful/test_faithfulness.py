@@ -152,12 +152,33 @@ def test_another_run_is_refused_with_the_difference(additive: Model, tmp_path: P
     assert path.read_bytes() == before
 
 
-def test_given_scores_are_part_of_what_a_record_is_about(additive: Model, tmp_path: Path) -> None:
+def test_other_texts_scores_and_answers_are_another_run(additive: Model, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     good = [perfect(additive, t) for t in TEXTS[:3]]
-    first = whence.faithfulness(additive, TEXTS[:3], {"mine": good}, save=path)
-    second = whence.faithfulness(additive, TEXTS[:3], {"mine": [[-s for s in one] for one in good]}, save=path)
-    assert (first.values("delta", "drop")[:, 0] == -second.values("delta", "drop")[:, 0]).all()
+    whence.faithfulness(additive, TEXTS[:3], {"mine": good}, save=path)
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=r"differs in texts \(SHA-256 [0-9a-f]{12} there"):
+        whence.faithfulness(additive, TEXTS[1:4], {"mine": good}, save=path)
+    with pytest.raises(InputError, match=r"differs in questions \(SHA-256"):
+        whence.faithfulness(additive, TEXTS[:3], {"mine": [[-s for s in one] for one in good]}, save=path)
+    with pytest.raises(InputError, match=r"differs in questions \(SHA-256"):
+        whence.faithfulness(additive, TEXTS[:3], {"mine": good}, save=path, target=[1, 0, 1])
+    assert path.read_bytes() == before
+
+
+def test_a_finished_run_says_so_and_does_nothing(additive: Model, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    texts = [*TEXTS[:3], TEXTS[0]]
+    first = whence.faithfulness(additive, texts, METHODS, save=path, random=2)
+    before, said = path.read_bytes(), list[str]()
+
+    def never(_what: str, _done: float, _total: float) -> None:
+        raise AssertionError("a finished run did something")
+
+    again = whence.faithfulness(additive, texts, METHODS, save=path, random=2, say=said.append, progress=never)
+    assert said == [f"The run in {str(path)!r} is finished: nothing was done."]
+    assert again.records == first.records
+    assert path.read_bytes() == before
 
 
 def test_a_method_that_fails_is_named_and_its_text_leaves_every_pair(additive: Model) -> None:

@@ -36,6 +36,13 @@ def test_the_lock_has_every_package_within_what_is_allowed() -> None:
         assert requirement.specifier.contains(version), f"{requirement} and {version}"
 
 
+def test_ceilings_are_the_next_major_version_after_the_newest_tried() -> None:
+    for requirement in asked("web", "train", "scale", "explain", "plot"):
+        major = int(LOCKED[canonicalize_name(requirement.name)].split(".")[0])
+        ceilings = [one.version for one in requirement.specifier if one.operator == "<"]
+        assert ceilings == [str(major + 1)], f"{requirement}, tried with {major}"
+
+
 def test_the_lowest_versions_are_the_floors() -> None:
     lowest = dict(line.split("==") for line in run("lowest").split())
     for requirement in asked("web", "plot", "explain", "train"):

@@ -65,6 +65,7 @@ def command(
     """
     from whence.identifiable.conversion.convert import tie_keys
     from whence.identifiable.conversion.refusal import refuse_unfit
+    from whence.model.identity import model_hashes
     from whence.model.load import load
     from whence.reading.texts import read_texts
     from whence.results.run_folder import NAME, run_folder
@@ -80,7 +81,7 @@ def command(
         "steps": steps, "learning_rate": learning_rate, "tokens": tokens, "max_length": max_length,
         "embedding_weight": embedding_weight, "seed": seed, "experimental": experimental,
     }  # fmt: skip
-    hashes = {"weights": loaded.weights_hash, "texts": hash_texts(fitting)}
+    hashes = {**model_hashes(loaded), "texts": hash_texts(fitting)}
     if measured is not None:
         hashes["held-out texts"] = hash_texts(measured)
     if beginning is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Quiet, results, watched, working
+from whence.cli._app import Debug, Json, Quiet, messages, results, watched, working
 from whence.cli._model import ModelChoice, takes_model
 from whence.cli._output import Format, chosen_format, put_out
 from whence.errors import InputError
@@ -89,6 +89,7 @@ def command(
         foil=foil,
         truncate=source.truncate,
         progress=watched(quiet),
+        say=messages.print,
     )
     if page is not None:
         from whence.reporting.report import report

@@ -72,6 +72,7 @@ def command(
                 measures=measures, without=without, text=column, pair=pair, format=text_format,
             split=split, limit=limit, epsilon=epsilon, rows=rows, probes=probes, truncate=source.truncate,
             shard_size=shard_size, workers=workers, engine=engine, address=address, progress=watched(quiet),
+            say=messages.print,
         )  # fmt: skip
     except KeyboardInterrupt:
         messages.print("Stopped. What is done is kept: run the same command again to go on.")

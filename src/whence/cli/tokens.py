@@ -42,6 +42,9 @@ def command(
     by: Annotated[str | None, typer.Option("--by", help="Also by kind, piece, frequency, position or length.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the split, the maps and the bootstrap.")] = 0,
     save: Annotated[Path | None, typer.Option("--save", help="Keep the result in this file.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="Keep what is fitted in this folder; run again, it goes on.")
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw the rates by layer into this file (png, svg).")
     ] = None,
@@ -70,8 +73,8 @@ def command(
         loaded = source.load()
     result = token_identifiability(
         loaded, data, layers=chosen, maps=_names(maps), distances=_names(distances), parts=_names(parts), pool=pool,
-        targets=aims, seed=seed, truncate=source.truncate, attention=attention,
-        progress=watched(quiet),
+        targets=aims, seed=seed, truncate=source.truncate, attention=attention, checkpoint=checkpoint,
+        progress=watched(quiet), say=messages.print,
     )  # fmt: skip
     if save is not None:
         result.save(save)

@@ -23,13 +23,15 @@ from whence.faithful.rationale import marks_of
 from whence.faithful.records import Curve, TextRecord
 from whence.faithful.result import METHOD, Faithfulness
 from whence.faithful.targets import GOLD, one_each, target_id, target_name
+from whence.model.identity import model_hashes
 from whence.model.load import Model, as_model
 from whence.reading.datasets import dataset_texts, is_dataset
 from whence.reading.texts import Texts
 from whence.reading.tokenised import unknown_id
-from whence.results.progress import Progress, counted
+from whence.results.files import as_plain
+from whence.results.progress import Progress, Say, counted
 from whence.results.records import Records
-from whence.results.run_identity import RunIdentity
+from whence.results.run_identity import RunIdentity, hash_texts
 
 CEILINGS = ("auto", "exact", "none")
 
@@ -52,6 +54,7 @@ def faithfulness(
     documents: Sequence[Any] | None = None,
     truncate: bool = False,
     progress: Progress = False,
+    say: Say | None = None,
 ) -> Faithfulness:
     """Which explanation is faithful: does the model lose its prediction as fast as the explanation says?
 
@@ -65,7 +68,8 @@ def faithfulness(
     take (source, written so far) and lose source tokens. units: "word" or "token". operators: "drop" deletes ids, "mask"
     puts the mask token in their place. random: so many pairs of a random order and its reverse. ceiling: "auto" (exact up
     to 12 units, beam search beyond), "exact" (only those texts), "none". rationales: one per text, see `whence.plausibility`.
-    save: a file of JSON lines; with `resume` a run that was stopped goes on there. documents: the document of each text,
+    save: a file of JSON lines; with `resume` a run that was stopped goes on there, another is refused. `say`: told when the
+    run there is finished. documents: the document of each text,
     where texts share one. Everything random is drawn from (seed, text), so order, shards and resuming change nothing.
 
     >>> import whence
@@ -98,11 +102,20 @@ def faithfulness(
         "foil": foil is not None,
         "seed": seed,
     }
-    identity = RunIdentity(METHOD, {"weights": chosen.weights_hash}, settings)
+    beside = [targets, foils, rationales, documents, [_given_scores(asked, number) for number in range(len(given))]]
+    hashes = model_hashes(chosen) | {
+        "texts": hash_texts(map(_entry, given)),
+        "questions": hash_texts(map(_entry, beside)),
+    }
+    identity = RunIdentity(METHOD, hashes, settings | {"truncate": truncate})
     engine = Engine(chosen)
     records = []
     with _saved(save, identity, resume) as saved, counted("texts", len(given), progress) as step:
         finished = {record["key"]: TextRecord.from_dict(record) for record in saved or ()}
+        if saved is not None and saved.finished is not None:
+            if say is not None:
+                say(f"The run in {str(save)!r} is finished: nothing was done.")
+            return Faithfulness(identity, tuple(finished[key] for key in saved.finished))
         for number, text in enumerate(given):
             question, output = _question(chosen, text, targets[number], foils[number], units, engine, truncate)
             rationale = None if rationales is None else rationales[number]
@@ -116,16 +129,32 @@ def faithfulness(
             records.append(finished[key])
             engine.forget()
             step()
+        if saved is not None:
+            saved.finish([record.key for record in records])
     return Faithfulness(identity, tuple(records))
 
 
 def _key(question: TextQuestion, asked: Iterable[Explainer], number: int, rationale: Any) -> str:
     """The content that a record depends on: the question, scores that were given for this text, its rationale."""
-    given = [[one.name, np.asarray(scores_of(one.given(number))).tolist()] for one in asked if one.given is not None]
+    given = _given_scores(asked, number)
     if not given and rationale is None:
         return question.key
     content = json.dumps([question.key, given, None if rationale is None else list(rationale)], default=list)
     return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def _given_scores(asked: Iterable[Explainer], number: int) -> list[Any]:
+    """The scores that were handed over for one text, by method."""
+    return [[one.name, np.asarray(scores_of(one.given(number))).tolist()] for one in asked if one.given is not None]
+
+
+def _entry(given: Any) -> Any:
+    """What a caller gave, as something that can be hashed by its content."""
+    if isinstance(given, str) or given is None:
+        return given
+    if isinstance(given, Mapping):
+        return [part for name, value in sorted(given.items()) for part in (name, as_plain(value))]
+    return [as_plain(one) for one in given] if isinstance(given, Iterable) else [as_plain(given)]
 
 
 def _texts(texts: Any) -> list[Any]:

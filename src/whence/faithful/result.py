@@ -274,11 +274,11 @@ class Faithfulness:
     @classmethod
     def joined(cls, parts: Sequence[Faithfulness]) -> Faithfulness:
         """Shards of one run put together: same model, methods and settings, other texts."""
-        first = parts[0]
-        for part in parts[1:]:
-            if different := part.identity.differences(first.identity):
+        first, *others = (part.identity.without("texts", "questions") for part in parts)
+        for other in others:
+            if different := other.differences(first):
                 raise InputError(f"these runs differ in {'; '.join(different)} and cannot be joined.")
-        return cls(first.identity, tuple(r for p in parts for r in p.records))
+        return cls(first, tuple(r for p in parts for r in p.records))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON: what was run, the table and the verdict."""

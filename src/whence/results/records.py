@@ -1,7 +1,8 @@
 """Records that are appended one by one and survive a kill: JSON lines, each with a hash of itself.
 
 The first line is the identity of the run. A line that a kill cut short is the last one and is dropped; a damaged line
-before it is refused with its number. What was appended is on the disk before `append` returns.
+before it is refused with its number. What was appended is on the disk before `append` returns. A run that came to its
+end says so in a last line.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 from whence.errors import InputError
 from whence.results.files import make_folder, parse_json, regular_target, write_atomically, write_problem
 from whence.results.run_identity import RunIdentity
+
+FINISHED = "finished"  # the one key of the last line of a run that came to its end
 
 
 class Records:
@@ -34,6 +37,8 @@ class Records:
         self.path = regular_target(path)
         make_folder(self.path.parent)
         self._records: list[Any] = []
+        self.finished: Any = None
+        """What `finish` was given, where the run came to its end."""
         whole = self._read(identity) if self.path.exists() else 0
         try:
             self._file = self.path.open("r+b" if self.path.exists() else "wb")
@@ -60,6 +65,11 @@ class Records:
         """Add a record (plain data); it is on the disk when this returns, or was never there."""
         self._write(record)
         self._records.append(json.loads(json.dumps(record)))
+
+    def finish(self, summary: Any) -> None:
+        """Note that the run is done; `summary` (plain data, not None) is there as `finished` when the file is opened again."""
+        self._write({FINISHED: summary})
+        self.finished = summary
 
     def _write(self, content: Any) -> None:
         before = self._file.tell()
@@ -90,6 +100,8 @@ class Records:
                 ) from problem
             if number == 1:
                 identity.refuse_other(there, self.path)
+            elif _is_end(content):
+                self.finished = content[FINISHED]
             else:
                 self._records.append(content)
             whole += len(line) + 1
@@ -110,12 +122,16 @@ def read_records(path: str | os.PathLike[str], method: str) -> tuple[RunIdentity
             raise InputError(f"{str(path)!r}, line {number}, is damaged ({problem}).") from problem
     if not contents or identity.method != method:
         raise InputError(f"{str(path)!r} holds no run of {method}.")
-    return identity, contents[1:]
+    return identity, [content for content in contents[1:] if not _is_end(content)]
 
 
 def write_records(path: str | os.PathLike[str], identity: RunIdentity, records: Iterable[Any]) -> Path:
     """All records of a run at once, whole or not at all; `Records` and `read_records` read them."""
     return write_atomically(path, b"".join(map(_line, (identity.to_dict(), *records))))
+
+
+def _is_end(content: Any) -> bool:
+    return isinstance(content, dict) and content.keys() == {FINISHED}
 
 
 def _line(content: Any) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,10 @@ class RunIdentity:
             if not isinstance(data.get(part), dict):
                 raise ValueError(f"its {part} are missing")
         return cls(data["method"], data["hashes"], data["settings"], data["versions"])
+
+    def without(self, *names: str) -> RunIdentity:
+        """The identity without these hashes: what two shards of one run have in common."""
+        return replace(self, hashes={name: digest for name, digest in self.hashes.items() if name not in names})
 
     @property
     def digest(self) -> str:

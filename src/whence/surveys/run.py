@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from whence.errors import InputError
+from whence.model.identity import model_hashes
 from whence.model.load import as_model
-from whence.results.progress import Progress, shown
+from whence.results.progress import Progress, Say, shown
 from whence.results.run_folder import run_folder
 from whence.results.run_identity import RunIdentity, hash_texts
 from whence.surveys.corpus import SurveyCorpus, corpus_of
@@ -42,6 +43,7 @@ def survey(
     engine: str | None = None,
     address: str | None = None,
     progress: Progress = False,
+    say: Say | None = None,
 ) -> Survey:
     """Run the measures over a corpus and keep every row in the folder `out`; run again after a kill, it goes on.
 
@@ -53,7 +55,7 @@ def survey(
     workers: None or 1, in this process; more, so many processes with one thread each. engine="ray": so many actors (None: one
     a processor) of the Ray cluster at `address` ("auto": the one this machine belongs to). The files' bytes do not depend
     on it.
-    progress: see `whence.results.progress`; it counts texts.
+    progress: see `whence.results.progress`; it counts texts. say: told when the survey there is finished.
 
     >>> import tempfile, whence
     >>> found = whence.survey("minilm", ["The bank raised its rates.", "It rained."], tempfile.mkdtemp())
@@ -71,10 +73,12 @@ def survey(
     shape = calibrate(chosen, settings)
     about = {"model": chosen.name, "corpus": corpus.name, "texts": total}
     about |= {name: shape[name] for name in ("layers", "heads", "d_v")}
-    hashes = {"weights": chosen.weights_hash, "texts": digest}
+    hashes = {**model_hashes(chosen), "texts": digest}
     identity = RunIdentity(METHOD, hashes, {**about, **settings.to_dict()})
     folder = run_folder(Path(out), identity, state="*/*.parquet")
     if folder.finished:
+        if say is not None:
+            say(f"The run in {str(out)!r} is finished: nothing was done.")
         return read_survey(folder.path)
     prepare_folders(folder.path)
     by_name = isinstance(model, str | Path) and run_shards is not in_process  # every worker loads it

@@ -38,8 +38,8 @@ class Affine:
 
     @classmethod
     def of(cls, mean: Tensor, spread: Tensor, weight: Tensor, bias: Tensor) -> Affine:
-        """In float32, in which maps are applied."""
-        return cls(mean.float(), spread.float(), weight.float(), bias.float())
+        """In float32, in which maps are applied; contiguous, as they come back from a file, so that no bit differs."""
+        return cls(*(t.float().contiguous() for t in (mean, spread, weight, bias)))
 
     def __call__(self, states: Tensor) -> Tensor:
         return torch.addmm(self.bias, (states - self.mean) / self.spread, self.weight)

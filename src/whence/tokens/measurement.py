@@ -16,6 +16,7 @@ from whence.results.labels import Tokens
 from whence.results.progress import Step
 from whence.results.provenance import Provenance
 from whence.tokens.candidates import Data
+from whence.tokens.checkpoint import Checkpoint, Fitted
 from whence.tokens.closed_form import Moments, moments, procrustes, ridge
 from whence.tokens.maps import MAPS, PARTS, Affine, Map, part_of
 from whence.tokens.nearest import DISTANCES
@@ -41,6 +42,17 @@ class Clock:
             self.wall[stage] = self.wall.get(stage, 0.0) + time.perf_counter() - start
             self.processor[stage] = self.processor.get(stage, 0.0) + time.process_time() - processor
 
+    @property
+    def times(self) -> dict[str, dict[str, float]]:
+        """The seconds so far, as plain data."""
+        return {"seconds": dict(self.wall), "cpu_seconds": dict(self.processor)}
+
+    def add(self, times: dict[str, dict[str, float]]) -> None:
+        """Seconds that an earlier process took."""
+        for ours, theirs in ((self.wall, times["seconds"]), (self.processor, times["cpu_seconds"])):
+            for stage, seconds in theirs.items():
+                ours[stage] = ours.get(stage, 0.0) + seconds
+
 
 @dataclass
 class Measurement:
@@ -55,6 +67,7 @@ class Measurement:
     settings: Training
     seed: int
     clock: Clock
+    checkpoint: Checkpoint | None = None
     diverged: list[dict[str, Any]] = field(default_factory=list)
     fitted: dict[tuple[str, str, int], Map] = field(default_factory=dict)  # (map, distance, place of the layer)
 
@@ -72,8 +85,40 @@ class Measurement:
         total = len(self.layers) * len(jobs)
         for place in range(len(self.layers)):
             for number, (target, part) in enumerate(jobs):
-                self._layer(place, target, part)
+                self._cell(place, target, part)
                 self.clock.tell("Fitting maps", place * len(jobs) + number + 1, total)
+
+    def _cell(self, index: int, target: int, part: str) -> None:
+        """One layer, target and part: taken from the checkpoint, or fitted and kept there."""
+        layer = self.layers[index]
+        there = None if self.checkpoint is None else self.checkpoint.load(layer, target, part)
+        if there is not None:
+            self._take(there, index, target, part)
+            return
+        known, before = len(self.diverged), self.clock.times
+        self._layer(index, target, part)
+        if self.checkpoint is not None:
+            facts = {"diverged": self.diverged[known:], "times": _since(before, self.clock.times)}
+            self.checkpoint.save(layer, target, part, self._fitted(index, target, part, facts))
+
+    def _fitted(self, index: int, target: int, part: str, facts: dict[str, Any]) -> Fitted:
+        t, p = self.targets.index(target), self.parts.index(part)
+        whole = target == 0 and part == "whole"
+        arrays = {"hits": self.hits[t, p, :, :, index], "epochs": self.epochs[t, p, :, :, index]}
+        if whole:
+            arrays["control"] = self.control[:, index]
+        maps = {(name, distance): g for (name, distance, at), g in self.fitted.items() if whole and at == index}
+        return Fitted(arrays, maps, facts)
+
+    def _take(self, there: Fitted, index: int, target: int, part: str) -> None:
+        t, p = self.targets.index(target), self.parts.index(part)
+        self.hits[t, p, :, :, index] = there.arrays["hits"]
+        self.epochs[t, p, :, :, index] = there.arrays["epochs"]
+        if "control" in there.arrays:
+            self.control[:, index] = there.arrays["control"]
+        self.fitted |= {(name, distance, index): g for (name, distance), g in there.maps.items()}
+        self.diverged += there.facts["diverged"]
+        self.clock.add(there.facts["times"])
 
     def _layer(self, index: int, target: int, part: str) -> None:
         data, states = self.data, self.data.store[index + 1]
@@ -217,6 +262,10 @@ class Measurement:
             extra=extra, targets=self.targets, parts=self.parts, maps=self.maps, distances=self.distances, pool=pool,
             report=report,
         )  # fmt: skip
+
+
+def _since(before: dict[str, dict[str, float]], now: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    return {clock: {s: t - before[clock].get(s, 0.0) for s, t in stages.items()} for clock, stages in now.items()}
 
 
 def _seed(seed: int, key: Sequence[int]) -> int:

@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from whence.errors import InputError
+from whence.model.identity import model_hashes
 from whence.model.load import as_model
-from whence.results.progress import Progress, shown
+from whence.results.progress import Progress, Say, shown
 from whence.results.provenance import Provenance
+from whence.results.run_folder import run_folder
+from whence.results.run_identity import RunIdentity, hash_texts
 from whence.tokens.candidates import Data, Vocabulary
+from whence.tokens.checkpoint import FILES, Checkpoint
 from whence.tokens.corpus import corpus
 from whence.tokens.intervals import bootstrap as interval
 from whence.tokens.maps import MAPS, PARTS
@@ -52,7 +56,9 @@ def token_identifiability(
     batch_size: int = 16,
     memory: int = BUDGET,
     folder: str | Path | None = None,
+    checkpoint: str | Path | None = None,
     progress: Progress = False,
+    say: Say | None = None,
 ) -> TokenIdentifiability:
     """At layer l, can one still tell which input token a hidden state was? The share of test tokens for which one can.
 
@@ -66,7 +72,9 @@ def token_identifiability(
     `transfer`: the map of each layer tested on every other; None: for pool="sentence". `shuffle_labels`: permute which
     embedding belongs to which token within each sequence; every rate must then fall to chance. `attention`: "encoder"
     or "decoder" of a model that has both (its decoder reads the same text). `memory`: bytes of states kept in memory,
-    beyond which they go to temporary files in `folder`. `progress`: see `whence.results.progress`.
+    beyond which they go to temporary files in `folder`. `checkpoint`: a folder from which a run that was stopped goes
+    on, with the result in it at the end; another run's is refused. `say`: told when the run there is finished.
+    `progress`: see `whence.results.progress`.
 
     The model runs once. Returns rates [target, part, map, distance, layer] with bootstrap intervals over sentences,
     chance, ties, breakdowns by token, and what was left out or diverged.
@@ -89,6 +97,25 @@ def token_identifiability(
     wanted = [layers] if isinstance(layers, int) else None if layers is None else list(layers)
     read = corpus(chosen, texts, truncate=truncate)
     sides = split(read.sequences, seed=seed, shares=shares)
+    described = {
+        "pool": pool, "seed": seed, "shares": list(shares), "bootstrap": bootstrap,
+        "shuffle_labels": shuffle_labels, "attention": attention, "truncate": truncate,
+        "training": {**asdict(settings), "penalties": list(settings.penalties)},
+    }  # fmt: skip
+    state = None
+    if checkpoint is not None:
+        asked = {
+            "layers": wanted, "maps": list(maps), "distances": list(distances), "parts": list(parts),
+            "targets": None if targets is None else list(targets), "transfer": transfer, "batch_size": batch_size,
+        }  # fmt: skip
+        hashes = {**model_hashes(chosen), "texts": hash_texts(read.sequences)}
+        identity = RunIdentity("token identifiability", hashes, {"model": chosen.name, **described, **asked})
+        state = Checkpoint(run_folder(checkpoint, identity, state=FILES))
+        if state.folder.finished:
+            if say is not None:
+                say(f"The run in {str(checkpoint)!r} is finished: nothing was done.")
+            state.tidy()
+            return state.result()
     with shown(progress) as step, Store(memory, folder) as store:
         clock = Clock(step)
         with clock("forward"):
@@ -111,7 +138,7 @@ def token_identifiability(
             raise InputError(f"targets={targets!r} must be whole numbers: 0 for the token itself, 1 for the next one.")
         measurement = Measurement(
             data, numbers, chosen_targets, tuple(dict.fromkeys(parts)), tuple(dict.fromkeys(maps)),
-            tuple(dict.fromkeys(distances)), settings, seed, clock,
+            tuple(dict.fromkeys(distances)), settings, seed, clock, state,
         )  # fmt: skip
         measurement.run()
         with_transfer = transfer if transfer is not None else pool == "sentence"
@@ -124,14 +151,13 @@ def token_identifiability(
     provenance = Provenance(
         chosen.name,
         "token identifiability",
-        {
-            "pool": pool, "seed": seed, "shares": list(shares), "bootstrap": bootstrap,
-            "shuffle_labels": shuffle_labels, "attention": attention, "truncate": truncate,
-            "training": {**asdict(settings), "penalties": list(settings.penalties)},
-        },
+        described,
         source=chosen,
-    )  # fmt: skip
-    return measurement.result(provenance, low, high, pool, read.left_out)
+    )
+    result = measurement.result(provenance, low, high, pool, read.left_out)
+    if state is not None:
+        state.finish(result)
+    return result
 
 
 def _check(name: str, given: Any, known: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from whence.errors import ModelError
 from whence.identifiable.conversion.checkpoint import Checkpoint, History
 from whence.identifiable.conversion.windows import WindowedTexts, batch
+from whence.model.identity import hash_configuration
 from whence.model.load import hash_weights
 from whence.results.progress import Progress, shown
 from whence.results.run_identity import RunIdentity
@@ -91,6 +92,8 @@ def distil(
     state = None
     if checkpoint is not None:
         hashes = {"weights": hash_weights(original), "texts": corpus.digest}
+        if (configuration := hash_configuration(original)) is not None:
+            hashes["configuration"] = configuration
         identity = RunIdentity("distillation", hashes if start is None else {**hashes, "start": start}, vars(schedule))
         state = Checkpoint(checkpoint, identity, tied, optimiser)
     first, history = (0, History()) if state is None else state.resume()

@@ -22,7 +22,8 @@ from whence.identifiable.modeling_identifiable import IdentifiableForSequenceCla
 from whence.identifiable.training.batches import Encoded, Pad, encode, split
 from whence.identifiable.training.card import card
 from whence.identifiable.training.variants import overrides
-from whence.identifiable.training.vocabulary import hash_tokenizer, tokenizer_of, train_tokenizer
+from whence.identifiable.training.vocabulary import tokenizer_of, train_tokenizer
+from whence.model.identity import hash_tokenizer
 from whence.model.load import quietly
 from whence.results.files import whole_files
 from whence.results.progress import Say

@@ -20,7 +20,8 @@ from whence.identifiable.configuration_identifiable_decoder import IdentifiableD
 from whence.identifiable.modeling_identifiable_decoder import IdentifiableForCausalLM
 from whence.identifiable.training.documents import Documents, Packed, pack
 from whence.identifiable.training.variants import decoder_overrides
-from whence.identifiable.training.vocabulary import hash_tokenizer, tokenizer_of, train_byte_tokenizer
+from whence.identifiable.training.vocabulary import tokenizer_of, train_byte_tokenizer
+from whence.model.identity import hash_tokenizer
 from whence.model.load import quietly
 from whence.results.files import whole_files
 from whence.results.progress import Say

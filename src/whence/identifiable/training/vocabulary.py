@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,11 +93,3 @@ def tokenizer_of(model: str) -> Any:
         raise InputError(f"{model!r} has no tokenizer; name another model, or leave it out to have one trained.")
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     return tokenizer
-
-
-def hash_tokenizer(tokenizer: Any) -> str:
-    """SHA-256 of all that a tokenizer does: its vocabulary, rules and special tokens."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    content = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    special = json.dumps(tokenizer.special_tokens_map, sort_keys=True, default=str)
-    return hashlib.sha256(f"{content}\0{special}".encode()).hexdigest()
