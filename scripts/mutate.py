@@ -7,7 +7,8 @@
 
 A mutant that no test kills is printed as a line of the table in docs/mutants.md. Those that stand there with a reason
 are known; any other makes the run fail. Each mutant runs in a fork, its module compiled from the changed source; nothing on
-disk changes. Tests: those named after the file first, then the others of tests/core.
+disk changes. One run of the tests on the code as it is says which tests enter which function; a mutant is given to the
+tests that enter its function, the quick ones first, and to all of them where it stands outside functions.
 """
 
 from __future__ import annotations
@@ -15,24 +16,36 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import io
 import os
-import random
+import pickle
 import resource
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "whence"
+CORE = str(PACKAGE / "core")
 EXPLAINED = ROOT / "docs" / "mutants.md"
+TESTS = (
+    "tests/core",
+    "tests/attention/test_verdict.py",
+    "tests/attention/test_aimed.py",
+    "tests/attention/test_uniqueness.py",
+)
+"""What judges mutants: the tests of core, and those of attention/ that need no weights and judge core by its callers."""
 
 SWAPS: dict[type, type] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -53,6 +66,10 @@ class Mutant:
     before: str
     after: str
     source: str
+
+    def number(self) -> str:
+        """By which a sample is drawn: it stays the same when other lines of the file change."""
+        return hashlib.sha256(f"{self.code} {self.before} {self.after}".encode()).hexdigest()
 
     def row(self, reason: str = "") -> str:
         """Its line of the table."""
@@ -139,32 +156,95 @@ class _Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self.mutant.source, str(PACKAGE / self.mutant.file), "exec"), module.__dict__)
 
 
+class _Watch:
+    """A pytest plugin: how long each test takes, and the functions of core that it enters, as (file, first line)."""
+
+    def __init__(self) -> None:
+        self.entered: dict[str, set[tuple[str, int]]] = {}
+        self.took: dict[str, float] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        calls: set[tuple[str, int]] = set()
+
+        def enter(frame: FrameType, event: str, _: object) -> None:
+            if event == "call" and frame.f_code.co_filename.startswith(CORE):
+                calls.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
+
+        started = time.process_time()
+        threading.setprofile(enter)
+        sys.setprofile(enter)
+        try:
+            return (yield)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type]
+            self.entered[item.nodeid], self.took[item.nodeid] = calls, time.process_time() - started
+
+
+def watched() -> _Watch:
+    """All tests run once on the code as it is."""
+    reader, writer = os.pipe()
+    process = os.fork()
+    if process == 0:
+        watch, code = _Watch(), 1
+        try:
+            code = _pytest(TESTS, [watch])
+        finally:
+            with os.fdopen(writer, "wb") as file:
+                pickle.dump((code, watch.entered, watch.took), file)
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        code, entered, took = pickle.load(file)
+    os.waitpid(process, 0)
+    if code:
+        raise SystemExit("The tests fail on the code as it is; what they would say of mutants means nothing.")
+    watch = _Watch()
+    watch.entered, watch.took = entered, took
+    return watch
+
+
+def tests_of(mutant: Mutant, watch: _Watch) -> list[str]:
+    """The tests that enter the innermost function around the mutant, the quick ones first."""
+    path = PACKAGE / mutant.file
+    around = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.body[0].lineno <= mutant.line <= (node.end_lineno or 0)
+    ]
+    tests = sorted(watch.took, key=watch.took.__getitem__)
+    if not around:
+        return tests
+    inner = max(around, key=lambda node: node.lineno)
+    first = min([inner.lineno, *(decorator.lineno for decorator in inner.decorator_list)])
+    return [test for test in tests if (str(path), first) in watch.entered[test]]
+
+
+def _pytest(tests: Sequence[str], plugins: Sequence[object] = ()) -> int:
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not long"]
+        return int(pytest.main([*options, *tests], plugins=list(plugins)))
+
+
 def killed(mutant: Mutant, tests: Sequence[str], seconds: int) -> bool:
-    """Whether a test fails, or none ends in time, with the mutant in the place of its module."""
+    """Whether a test fails, or they do not end in time, with the mutant in the place of its module."""
+    if not tests:
+        return False
     process = os.fork()
     if process == 0:
         os.setsid()
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))  # of the processor: a busy machine kills no mutant
-        for name in [name for name in sys.modules if name.startswith("whence.core")]:
+        for name in [name for name in sys.modules if name.startswith(("whence", "tests"))]:
             del sys.modules[name]
         sys.meta_path.insert(0, _Changed(mutant))
         code = 1
         try:
-            import pytest
-
-            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-                code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not long", *tests]))
+            code = _pytest(tests)
         finally:
             os._exit(0 if code == 0 else 1)
     _, status = os.waitpid(process, 0)
     return status != 0
-
-
-def tests_of(path: Path) -> tuple[list[str], list[str]]:
-    """The tests named after the file, which most mutants meet their end in, and the others of tests/core."""
-    every = sorted((ROOT / "tests" / "core").rglob("test_*.py"))
-    own = [str(p.relative_to(ROOT)) for p in every if p.stem.startswith(f"test_{path.stem}")]
-    return own, [str(p.relative_to(ROOT)) for p in every if str(p.relative_to(ROOT)) not in own]
 
 
 def explained() -> dict[str, str]:
@@ -189,46 +269,29 @@ def main() -> int:
     os.chdir(ROOT)
     sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
     os.environ["HF_HUB_OFFLINE"] = "1"
-    for name in (
-        "torch",
-        "numpy",
-        "scipy.optimize",
-        "highspy",
-        "hypothesis",
-        "pytest",
-        "transformers",
-        "whence.model.load",
-    ):
+    for name in ("torch", "numpy", "scipy.optimize", "highspy", "hypothesis", "transformers", "whence.model.load"):
         importlib.import_module(name)  # once, before the forks
-    import torch
-
-    torch.set_num_threads(1)
+    importlib.import_module("torch").set_num_threads(1)
     paths = [PACKAGE / file for file in given.files] or sorted((PACKAGE / "core").rglob("*.py"))
-    known, new = explained(), 0
+    known, new, watch = explained(), 0, watched()
     begin, _, end = (given.lines or "0-").partition("-")
     first, last = int(begin), int(end or (10**9 if given.lines is None else begin))
     for path in paths:
         every = [mutant for mutant in mutants(path) if first <= mutant.line <= last]
-        chosen = every if given.most is None else random.Random(0).sample(every, min(given.most, len(every)))
-        whole = path.read_text()
-        control = Mutant(str(path.relative_to(PACKAGE)), 0, "", "", "", ast.unparse(ast.parse(whole)))
-        if any(killed(control, tests, given.seconds) for tests in tests_of(path) if tests):
-            print(f"{control.file}: the tests fail on the file as it is; what they would say of mutants means nothing.")
-            return 2
-        started, alive = time.monotonic(), []
-        for mutant in sorted(chosen, key=lambda m: m.line):
-            if not any(killed(mutant, tests, given.seconds) for tests in tests_of(path) if tests):
-                alive.append(mutant)
-                reason = known.get(mutant.row().rstrip(" |").rstrip())
-                new += reason is None
-                print(
-                    f"{'new' if reason is None else 'known'} line {mutant.line}: {mutant.row(reason or '')}", flush=True
-                )
+        sample = sorted(every, key=Mutant.number)[: given.most]
+        control = Mutant(str(path.relative_to(PACKAGE)), 0, "", "", "", ast.unparse(ast.parse(path.read_text())))
+        if killed(control, list(watch.took), 4 * given.seconds):
+            raise SystemExit(f"{control.file}: the tests fail on the file as it is, parsed and compiled again.")
+        started, alive = time.monotonic(), 0
+        for mutant in sorted(sample, key=lambda m: m.line):
+            if killed(mutant, tests_of(mutant, watch), given.seconds):
+                continue
+            alive += 1
+            reason = known.get(mutant.row().rstrip(" |").rstrip())
+            new += reason is None
+            print(f"{'new' if reason is None else 'known'} line {mutant.line}: {mutant.row(reason or '')}", flush=True)
         took = time.monotonic() - started
-        print(
-            f"{path.relative_to(PACKAGE)}: {len(chosen)} of {len(every)} mutants, {len(alive)} alive, {took:.0f} s",
-            flush=True,
-        )
+        print(f"{control.file}: {len(sample)} of {len(every)} mutants, {alive} alive, {took:.0f} s", flush=True)
     return 1 if new else 0
 
 
