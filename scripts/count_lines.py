@@ -19,7 +19,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "decisions and alignments": (
         "rules.py", "attention/decide.py", "attention/decided_rows.py", "attention/align.py", "attention/droppable.py",
         "attention/position_names.py", "attention/plots_alignment.py", "attention/plots_decisions.py",
-        "attention/verified_rows.py", "core/attention/decision.py", "core/attention/decision_check.py",
+        "attention/verified_rows.py", "core/attention/decision.py", "core/attention/claim.py", "core/attention/decision_check.py",
         "attention/pushed_paths.py", "attention/recording.py", "core/attention/path_certificate.py",
         "core/attention/interior_point.py", "core/attention/alignment.py", "core/attention/aimed.py",
         "cli/decide.py", "reporting/decisions.py",
@@ -27,7 +27,8 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "the identifiable decoder, uniqueness of any model": (
         "identifiable/configuration_identifiable_decoder.py", "identifiable/modeling_identifiable_decoder.py",
         "identifiable/decoder_statement.py", "identifiable/training/language_model.py", "identifiable/training/documents.py",
-        "identifiable/training/compare_language_models.py", "attention/uniqueness.py", "attention/reachable_second_row.py",
+        "identifiable/training/compare_language_models.py", "attention/uniqueness.py", "attention/probe_text.py",
+        "attention/reachable_second_row.py",
         "core/attention/score_law.py", "cli/_train_lm.py",
     ),
     "long texts and batches, fused attention": (

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from whence.core.attention.decision import Claim
+from whence.core.attention.claim import Claim
 from whence.errors import InputError
 
 Key = int | str

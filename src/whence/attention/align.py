@@ -16,8 +16,8 @@ from whence.attention.verified_rows import verify_rows
 from whence.attention.witness import Verification
 from whence.core.attention.alignment import alignment_matrix, possible_first_keys, running_median
 from whence.core.attention.bounds import weight_bounds
-from whence.core.attention.decision import SAME_OUTPUT
 from whence.core.attention.path_certificate import certify_path, proved_range
+from whence.core.numerics.tolerances import SAME_OUTPUT
 from whence.errors import InputError
 from whence.model.load import as_model
 from whence.reading.trace import Trace

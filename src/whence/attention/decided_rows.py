@@ -10,7 +10,7 @@ from torch import Tensor
 
 from whence.attention.heads import find_row, find_token, row_of
 from whence.attention.position_names import position_names
-from whence.core.attention.decision import Claim
+from whence.core.attention.claim import Claim
 from whence.errors import InputError
 from whence.model.catalogue import find
 from whence.reading.trace import Layer, Stack, Trace

@@ -13,7 +13,7 @@ from whence.attention.decided_rows import gather_rows
 from whence.attention.verified_rows import verify_rows
 from whence.attention.witness import Verification
 from whence.core.attention.aimed import aimed_row
-from whence.core.attention.decision import SAME_OUTPUT
+from whence.core.numerics.tolerances import SAME_OUTPUT
 from whence.errors import InputError
 from whence.reading.trace import Trace
 from whence.results.provenance import Provenance

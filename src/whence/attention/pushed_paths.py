@@ -8,7 +8,8 @@ from torch import Tensor
 
 from whence.attention.decided_rows import Gathered
 from whence.core.attention.alignment import alignment_matrix, first_keys
-from whence.core.attention.decision import SAME_OUTPUT, Heads
+from whence.core.attention.decision import Heads
+from whence.core.numerics.tolerances import SAME_OUTPUT
 
 # How far all hand-overs of the path are aimed earlier and later: in seconds where keys are times, else in keys.
 _SECONDS = (0.16, 0.3, 0.5)

@@ -14,7 +14,7 @@ from whence import method_table
 from whence.errors import InputError
 from whence.mixing.mixture import Mixture
 from whence.mixing.rollout import rollout as roll_out
-from whence.reading.layer import refuse_following
+from whence.reading.refusals import refuse_following
 from whence.reading.streaming import Stream
 from whence.reading.trace import Trace
 

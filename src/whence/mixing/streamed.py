@@ -12,7 +12,7 @@ from whence.errors import InputError
 from whence.mixing.contributions import EMBEDDINGS, Contributions
 from whence.mixing.rollout import roll_on
 from whence.reading.joined_layers import join_layers
-from whence.reading.layer import refuse_following
+from whence.reading.refusals import refuse_following
 from whence.reading.streaming import OneStackReader
 from whence.reading.trace import Trace
 

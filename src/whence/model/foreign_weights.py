@@ -49,7 +49,7 @@ def unpacked(model: EmbeddedModel, folder: Path) -> Path:
 
 def _convert(model: EmbeddedModel, folder: Path, target: Path) -> None:
     """Make the copy beside `target`, check it and put it there; the lock is held."""
-    from whence.model.load import quietly
+    from whence.model.quiet import quietly
 
     for left in target.parent.glob(f"{model.name}-*.part"):  # of a process that was killed
         shutil.rmtree(left, ignore_errors=True)

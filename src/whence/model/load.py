@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from dataclasses import dataclass, field
@@ -19,6 +18,8 @@ from whence.model.cache import locate
 from whence.model.hub import hub_reachable, in_hub_cache
 from whence.model.memory import fingerprint, lock_of
 from whence.model.offload import device_of
+from whence.model.quiet import quietly
+from whence.model.unavailable import absent, explained, names
 
 
 @dataclass(frozen=True)
@@ -274,13 +275,13 @@ def _load_from(name: str, task: str | None, dtype: Any, allow_pickle: bool, trus
     if folder.exists() and not local:
         raise InputError(f"{name!r} is a file; give the folder that holds config.json and the weights.")
     if not local and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise InputError(f"there is no folder {name!r}. Give an existing folder, a hub id, or one of: {_names()}.")
+        raise InputError(f"there is no folder {name!r}. Give an existing folder, a hub id, or one of: {names()}.")
     if local and not (folder / "config.json").exists():
         raise InputError(f"the folder {name!r} has no config.json, so it is not a saved transformers model.")
     if local and _is_ours(folder):
         whence_models()
     if not local and not in_hub_cache(name) and not hub_reachable():
-        raise UnavailableError(_absent(name, "the hub cannot be reached"))
+        raise UnavailableError(absent(name, "the hub cannot be reached"))
     place = str(folder) if local else name
     options = {"trust_remote_code": trust_remote_code}
     if local:
@@ -304,7 +305,7 @@ def _load_from(name: str, task: str | None, dtype: Any, allow_pickle: bool, trus
     except WhenceError:
         raise
     except (OSError, ValueError, ImportError) as problem:
-        raise _explained(name, local, allow_pickle, problem) from problem
+        raise explained(name, local, allow_pickle, problem) from problem
     _check_complete(name, model, info)
     model.eval()
     tokenizer, processor = _companions(place, options)
@@ -340,10 +341,6 @@ def _companions(source: str, options: dict[str, Any]) -> tuple[Any, Any]:
     return tokenizer, found[1] or found[2]
 
 
-def _names() -> str:
-    return ", ".join(m.name for m in catalogue.MODELS)
-
-
 def check_model(name: str) -> None:
     """Refuse a name that no model can be loaded by, in a moment: before a server starts to listen, for example."""
     folder = Path(name).expanduser()
@@ -356,55 +353,6 @@ def check_model(name: str) -> None:
             raise InputError(f"{found.name!r} is no model: {found.description}.")
         locate(found.name)
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise InputError(f"there is no folder {name!r}. Give an existing folder, a hub id, or one of: {_names()}.")
+        raise InputError(f"there is no folder {name!r}. Give an existing folder, a hub id, or one of: {names()}.")
     elif not in_hub_cache(name) and not hub_reachable():
-        raise UnavailableError(_absent(name, "the hub cannot be reached"))
-
-
-def _absent(name: str, why: str) -> str:
-    """A model that is nowhere, with the names that are near."""
-    known = [m.name for m in catalogue.MODELS] + [p.name for p in Path().iterdir() if (p / "config.json").exists()]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    meant = f" Did you mean {near[0]!r}?" if near else ""
-    return (
-        f"{name!r} is no folder here, is not in the Hugging Face cache, and {why}.{meant} Without a network, use a local "
-        f"folder or an embedded model: {_names()}."
-    )
-
-
-def _explained(name: str, local: bool, allow_pickle: bool, problem: Exception) -> Exception:
-    """Why a model could not be loaded, in one sentence with the next step."""
-    said = " ".join(str(problem).split())
-    lowered = said.lower()
-    if "safetensors" in lowered and not allow_pickle:
-        return ModelError(
-            f"{name!r} has no safetensors weights, and others (pickle) can run code when read. If you trust it, load it "
-            "with allow_pickle=True (--allow-pickle)."
-        )
-    if "trust_remote_code" in lowered:
-        return ModelError(
-            f"{name!r} comes with code of its own, which whence does not run unless asked. If you trust it, load it with "
-            "trust_remote_code=True (--trust-remote-code)."
-        )
-    if not local:
-        return UnavailableError(_absent(name, f"could not be fetched from the hub ({said[:160]})"))
-    return ModelError(f"the model in {name!r} could not be loaded: {said[:300]}")
-
-
-class quietly:
-    """transformers prints load reports and progress bars; whence speaks for itself."""
-
-    def __enter__(self) -> None:
-        from transformers.utils import logging
-
-        self.level = logging.get_verbosity()
-        self.bars = logging.is_progress_bar_enabled()
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-
-    def __exit__(self, *exc: object) -> None:
-        from transformers.utils import logging
-
-        logging.set_verbosity(self.level)
-        if self.bars:
-            logging.enable_progress_bar()
+        raise UnavailableError(absent(name, "the hub cannot be reached"))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.reading.layer import ranges
+from whence.reading.refusals import ranges
 from whence.reading.trace import Trace
 from whence.results.result import Result
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from whence.errors import InputError, WiringError
 from whence.reading.attention_rows import BLOCK, attention_rows, output_error, rows_at_a_time, tolerance_of
 from whence.reading.capture.recorder import mix
-from whence.reading.tensor_tree import map_tensors
+from whence.reading.refusals import ranges
+from whence.reading.tensor_tree import map_tensors, own_tensor
 from whence.reading.wiring.equation import Wiring
 from whence.reading.wiring.norms import Norm
 from whence.reading.wiring.projection import Projection
@@ -382,31 +383,7 @@ OF_TEXT = ("_attention", "_queries", "grouped_keys", "grouped_values", "_outputs
 """The parts of a layer that belong to its text, besides its states."""
 
 
-def own_tensor(tensor: Tensor | None) -> Tensor | None:
-    """The tensor, copied where it is a part of a larger one, which would stay in memory with it."""
-    if tensor is None or tensor.untyped_storage().nbytes() <= tensor.nbytes:
-        return tensor
-    return tensor.clone()
-
-
-def refuse_following(what: str, mixes: str | None) -> None:
-    """The refusal of measures that follow tokens through the layers by way of attention; `mixes`: why, if so."""
-    if mixes is not None:
-        raise WiringError(
-            f"{what} follows tokens through the layers by way of attention, but {mixes}. Attention, identifiability, "
-            "certificates and each layer's own contributions of its attention block are right; from input to output use "
-            "hidden-token-attribution, gradients or occlusion."
-        )
-
-
 def repeat_heads(grouped: Tensor, heads: int) -> Tensor:
     """[kv head, token, d] → [head, token, d]; a view where nothing needs repeating."""
     groups = heads // grouped.shape[-3]
     return grouped if groups == 1 else grouped.repeat_interleave(groups, dim=-3)
-
-
-def ranges(numbers: tuple[int, ...]) -> str:
-    """ "0 … 5" for people, where the numbers follow each other."""
-    if numbers and numbers == tuple(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 2:
-        return f"{numbers[0]} … {numbers[-1]}"
-    return ", ".join(map(str, numbers)) or "none"

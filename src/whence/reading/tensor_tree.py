@@ -34,3 +34,10 @@ def own_copy(thing: Any) -> Any:
         return copies[id(tensor)][1]
 
     return map_tensors(thing, copy)
+
+
+def own_tensor(tensor: Tensor | None) -> Tensor | None:
+    """The tensor, copied where it is a part of a larger one, which would stay in memory with it."""
+    if tensor is None or tensor.untyped_storage().nbytes() <= tensor.nbytes:
+        return tensor
+    return tensor.clone()

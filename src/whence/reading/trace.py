@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.reading.layer import Layer, own_tensor, ranges, refuse_following
+from whence.reading.layer import Layer
+from whence.reading.refusals import ranges, refuse_following
 from whence.reading.storage import check_sizes, pack, understand_earlier, unpack
+from whence.reading.tensor_tree import own_tensor
 from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
 from whence.results.short_repr import short_repr

@@ -12,7 +12,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from whence.core.attention.decision import Claim, Heads, decide_row, decide_rows
+from whence.core.attention.claim import Claim
+from whence.core.attention.decision import Heads, decide_row, decide_rows
 from whence.core.attention.decision_check import check_decision
 from whence.errors import InputError
 

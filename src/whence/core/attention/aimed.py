@@ -14,11 +14,12 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from whence.core.attention.decision import SAME_OUTPUT, same_output
+from whence.core.attention.decision import same_output
 from whence.core.attention.polytope import Polytope
 from whence.core.attention.witness import Witness, residual
 from whence.core.numerics.arrays import Array
 from whence.core.numerics.checks import as_row
+from whence.core.numerics.tolerances import SAME_OUTPUT
 from whence.errors import InputError
 
 _SMALL = 1e-3  # keys below this weight are alike dear to a sparse row

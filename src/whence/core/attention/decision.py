@@ -26,35 +26,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from whence.core.attention.claim import Claim, breaks, distance
 from whence.core.attention.polytope import Polytope, proved_minimum
 from whence.core.numerics.arrays import Array, Booleans
 from whence.core.numerics.checks import as_row, check_pair, shape
 from whence.core.numerics.masks import full_mask
+from whence.core.numerics.tolerances import SAME_OUTPUT
 from whence.errors import InputError
 from whence.results.short_repr import short_repr
 
 Verdict = Literal["certified", "refuted", "open"]
 
 _EPS = float(np.finfo(np.float64).eps)
-# A row counts against a claim only if it breaks it by this share of the costs' range: solver vertices are good to 1e-9.
-BREACH = 1e-9
-# ... and only if its head output is the original's to this, relative, in float64.
-SAME_OUTPUT = 1e-10
 # The projection of the cost on [V, 1] is a dual; how far along it the best bound lies depends on the row.
 _STRETCHES = np.array([1.0, 1.2, 1.5, 2.0, 3.0, 5.0])
-
-
-@dataclass(frozen=True)
-class Claim:
-    """cᵀx > threshold; or, with `rivals`, cᵀx − x_j > threshold for every j among them.
-
-    costs (n_key,). strict: False where equality also satisfies the claim ("at least half").
-    """
-
-    costs: Tensor
-    threshold: float = 0.0
-    rivals: tuple[int, ...] = ()
-    strict: bool = True
 
 
 @dataclass(frozen=True)
@@ -369,20 +354,6 @@ class _Work:
             upper=self.ends[1][0] if self.ends else float("nan"),
             range_duals=torch.from_numpy(np.stack([dual for _, dual in self.ends])) if self.ends else None,
         )
-
-
-def distance(claim: Claim, row: Array) -> float:
-    """By how much a (summed) row satisfies a claim; below 0 where it breaks it."""
-    value = float(claim.costs.to(torch.float64).numpy() @ row)
-    rival = float(row[list(claim.rivals)].max()) if claim.rivals else 0.0
-    return value - rival - claim.threshold
-
-
-def breaks(claim: Claim, row: Array) -> bool:
-    """Whether the row certainly decides otherwise: by more than what a solver leaves undecided."""
-    costs = claim.costs
-    size = max(float(costs.max() - costs.min()), 1.0 if claim.rivals else 0.0, abs(claim.threshold))
-    return distance(claim, row) < -BREACH * size
 
 
 def _residual(head: _Row, x: Array) -> float:

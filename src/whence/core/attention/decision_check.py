@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whence.core.attention.decision import SAME_OUTPUT, Claim, RowDecision, breaks, proved
+from whence.core.attention.claim import Claim, breaks
+from whence.core.attention.decision import RowDecision, proved
 from whence.core.numerics.arrays import Array
+from whence.core.numerics.tolerances import SAME_OUTPUT
 
 _NEAR = 1e-11
 

@@ -40,6 +40,12 @@ OTHER_OUTPUT = 1e-6
 """A row whose output differs from the head's by more than this share is no alternative. It happens where the output is
 below the rounding of the values: nearly all weight on keys whose values are 0, as 1e-40 of a value beside a sum of values."""
 
+BREACH = 1e-9
+"""A row counts against a claim only if it breaks it by this share of the costs' range: a solver's vertices are no better."""
+
+SAME_OUTPUT = 1e-10
+"""... and only if its head output is the original's to this share, in float64."""
+
 NO_WEIGHT = 1e-8
 """A key that no alternative gives more than this has no weight: no solver in float64 tells less from 0."""
 

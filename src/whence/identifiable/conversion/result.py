@@ -12,7 +12,8 @@ from torch import Tensor
 from whence.identifiable.conversion.checkpoint import History
 from whence.identifiable.conversion.fidelity import Fidelity
 from whence.identifiable.statement import Statement
-from whence.model.load import Model, quietly
+from whence.model.load import Model
+from whence.model.quiet import quietly
 from whence.results.files import make_folder, whole_files
 from whence.results.provenance import Provenance
 from whence.results.short_repr import short_repr

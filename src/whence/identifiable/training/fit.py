@@ -24,7 +24,7 @@ from whence.identifiable.training.card import card
 from whence.identifiable.training.variants import overrides
 from whence.identifiable.training.vocabulary import tokenizer_of, train_tokenizer
 from whence.model.identity import hash_tokenizer
-from whence.model.load import quietly
+from whence.model.quiet import quietly
 from whence.results.files import whole_files
 from whence.results.progress import Say
 from whence.results.run_folder import RunFolder, run_folder

@@ -22,7 +22,7 @@ from whence.identifiable.training.documents import Documents, Packed, pack
 from whence.identifiable.training.variants import decoder_overrides
 from whence.identifiable.training.vocabulary import tokenizer_of, train_byte_tokenizer
 from whence.model.identity import hash_tokenizer
-from whence.model.load import quietly
+from whence.model.quiet import quietly
 from whence.results.files import whole_files
 from whence.results.progress import Say
 from whence.results.run_folder import RunFolder, run_folder
