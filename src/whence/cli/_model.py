@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from whence.model.load import Model
     from whence.reading.trace import Trace
 
+Continuation = Annotated[
+    str | None, typer.Option("--continuation", help="What follows the prompt, explained token by token.")
+]
+MaxNewTokens = Annotated[
+    int | None, typer.Option("--max-new-tokens", help="Explain so many tokens that the model writes itself.")
+]
+Chat = Annotated[bool, typer.Option("--chat", help="Put the text through the model's chat template.")]
+
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -62,11 +70,11 @@ class ModelChoice:
         loading = ("task", "trust_remote_code", "allow_pickle", "device", "dtype")
         return all(getattr(self, name) in (None, False) for name in loading)
 
-    def trace(self, text: str, target: Any = None) -> Trace:
-        """The trace of a text (or of standard input, for -)."""
+    def trace(self, text: str, target: Any = None, **answer: Any) -> Trace:
+        """The trace of a text (or of standard input, for -); `answer`: what follows it, as `whence.trace` takes it."""
         from whence.reading.tracing import trace
 
-        return trace(self.load(), read(text), self.pair, target, truncate=self.truncate)
+        return trace(self.load(), read(text), self.pair, target, truncate=self.truncate, **answer)
 
 
 def read(text: str) -> str:

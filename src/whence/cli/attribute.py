@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from whence.cli._app import Debug, Json, Options, Quiet, options_of, results, working
-from whence.cli._model import ModelChoice, read, takes_model
+from whence.cli._model import Chat, Continuation, MaxNewTokens, ModelChoice, read, takes_model
 from whence.cli._output import Format, chosen_format, put_out
 from whence.errors import InputError
 
@@ -31,13 +31,9 @@ def command(
     position: Annotated[
         int | None, typer.Option("--position", help="Which position predicts, for models that predict at each token.")
     ] = None,
-    continuation: Annotated[
-        str | None, typer.Option("--continuation", help="What follows the prompt, explained token by token.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option("--max-new-tokens", help="Explain so many tokens that the model writes itself.")
-    ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Put the text through the model's chat template.")] = False,
+    continuation: Continuation = None,
+    max_new_tokens: MaxNewTokens = None,
+    chat: Chat = False,
     by: Annotated[
         str | None, typer.Option("--by", help="Gather an answer's inputs by word, sentence or document.")
     ] = None,

@@ -10,7 +10,7 @@ import typer
 
 from whence.cli._app import Debug, Json, Quiet, check_report, messages, results, watched, working
 from whence.cli._browser import open_in_browser
-from whence.cli._model import ModelChoice, takes_model
+from whence.cli._model import Chat, Continuation, MaxNewTokens, ModelChoice, takes_model
 from whence.cli._output import Format, chosen_format, put_out
 from whence.errors import InputError
 
@@ -29,6 +29,9 @@ def command(
     attention: Annotated[
         str | None, typer.Option("--attention", help="encoder, decoder or cross, for encoder–decoders.")
     ] = None,
+    continuation: Continuation = None,
+    max_new_tokens: MaxNewTokens = None,
+    chat: Chat = False,
     heads: Annotated[str, typer.Option("--heads", help="Which heads to show: worst, best or both.")] = "both",
     epsilon: Annotated[
         float, typer.Option("--epsilon", help="How far a weight may be uncertain and still be read.")
@@ -63,7 +66,9 @@ def command(
     with working(f"Reading {source.model}", quiet):
         from whence.model.memory import fixed
 
-        found = source.trace(text, target)
+        found = source.trace(
+            text, target, continuation=continuation, max_new_tokens=max_new_tokens, chat=chat or None
+        )
     with working("Looking for what is certain", quiet), fixed(found.model.model if found.model else None):
         from whence.reporting.analysis import Analysis
 

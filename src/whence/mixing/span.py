@@ -13,7 +13,7 @@ from torch import Tensor
 from whence.errors import InputError
 from whence.mixing.alti_logit import alti_logits
 from whence.mixing.attribute_one import explain
-from whence.mixing.contributions import contributions
+from whence.mixing.contributions import Contributions, contributions
 from whence.mixing.prediction import Prediction
 from whence.mixing.read_out import read_out
 from whence.mixing.span_attribution import SpanAttribution
@@ -44,6 +44,12 @@ class Span:
         foils = self.foils or (None,) * len(self.ids)
         return list(zip(self.positions, self.ids, foils, strict=True))
 
+    @property
+    def inputs(self) -> Tokens:
+        """The tokens that are scored: prompt and answer, or an encoder–decoder's source."""
+        stacks = self.trace.stacks
+        return stacks["encoder"].tokens if "encoder" in stacks else self.trace.tokens
+
 
 def is_writer(model: Model) -> bool:
     """Whether the model writes text: a decoder, or an encoder–decoder with a language-model head."""
@@ -61,6 +67,15 @@ def several_tokens(model: Model, target: Any) -> bool:
     if isinstance(target, str) and model.tokenizer is not None:
         return len(model.tokenizer(target, add_special_tokens=False)["input_ids"]) > 1
     return isinstance(target, (list, tuple, Tensor))
+
+
+def has_answer(model: Model, trace: Trace) -> bool:
+    """Whether the trace holds an answer: after its prompt, or in what an encoder–decoder's decoder reads."""
+    if trace.logits is None or trace.logits.dim() != 2:
+        return False
+    if is_translator(model):
+        return "decoder" in trace.stacks and len(trace.of("decoder").tokens) > 1
+    return trace.prompt_length is not None
 
 
 def span_of(model: Model, trace: Trace, target: Any = None, foil: Any = None) -> Span:
@@ -85,19 +100,21 @@ def span_of(model: Model, trace: Trace, target: Any = None, foil: Any = None) ->
     return Span(model, trace, tuple(range(first - 1, last - 1)), chosen, foils, tokens, answer)
 
 
-def explain_span(span: Span, entry: Method, options: Mapping[str, Any]) -> SpanAttribution:
-    """One method's scores for every explained token."""
+def explain_span(
+    span: Span, entry: Method, options: Mapping[str, Any], mixed: Contributions | None = None
+) -> SpanAttribution:
+    """One method's scores for every explained token; `mixed`: the method's contributions, where they are known."""
     trace = span.trace
     rows = [row for row in span.rows if row[1] != row[2]]  # a token that is its own foil: nothing between them
-    inputs = _inputs(span)
+    inputs = span.inputs
     if entry.name == "alti-logit":
         found = list(alti_logits(trace, rows, span.model))
     elif entry.contrast or entry.gives == "scores":
         found = [explain(_prediction(span, row), entry, options).values for row in rows]
     else:
-        mixed = contributions(trace, entry.name, **options).rollout()
-        inputs = mixed.key_tokens or mixed.tokens
-        found = [w.to(mixed.values) @ mixed.values[-1] for w in _read_rows(span)]
+        rolled = (mixed or contributions(trace, entry.name, **options)).rollout()
+        inputs = rolled.key_tokens or rolled.tokens
+        found = [w.to(rolled.values) @ rolled.values[-1] for w in _read_rows(span)]
     scores = iter(found)
     zeros = torch.zeros_like(found[0])
     values = torch.stack([zeros if row[1] == row[2] else next(scores) for row in span.rows])
@@ -129,11 +146,6 @@ def explain_span(span: Span, entry: Method, options: Mapping[str, Any]) -> SpanA
 
 def _prediction(span: Span, row: tuple[int, int, int | None]) -> Prediction:
     return Prediction(span.model, span.trace, *row)
-
-
-def _inputs(span: Span) -> Tokens:
-    stacks = span.trace.stacks
-    return stacks["encoder"].tokens if "encoder" in stacks else span.trace.tokens
 
 
 def _read_rows(span: Span) -> list[Tensor]:

@@ -39,11 +39,13 @@ function folded(words, length) {
 }
 
 // maps: [{title, about, array, unsearched}]; every label where there is room for it, else every second, third, …
-export function mapFigure({ maps, tokens, keys, max, curve, negative, clipped, caption }) {
+// low: there may be far fewer rows than columns, and each is as high as its label.
+export function mapFigure({ maps, tokens, keys, max, curve, negative, clipped, caption, axes = "rows attend, columns are attended to", what = "weight", low = false }) {
   const count = Math.max(tokens.text.length, keys.text.length);
   const side = Math.max(220, Math.min(840, count * (SIZE + 1)));
   const cell = side / count, every = Math.ceil((SIZE + 0.5) / cell);
-  const [wide, tall] = [cell * keys.text.length, cell * tokens.text.length];
+  const high = low ? Math.max(cell, SIZE + 2) : cell, everyRow = low ? 1 : every;
+  const [wide, tall] = [cell * keys.text.length, high * tokens.text.length];
   const step = GUTTER + wide + GAP;
   const [W, H] = [maps.length * step, TOP + tall + GUTTER + 52];
   const root = svg("svg", { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${W} ${H}`, width: W, height: H }, svg("rect", { width: W, height: H, fill: "#ffffff" }));
@@ -53,13 +55,13 @@ export function mapFigure({ maps, tokens, keys, max, curve, negative, clipped, c
     root.append(text(left, 16, title, { size: 13, weight: 600 }), ...folded(about, wide / 4.6).map((line, i) => text(left, 30 + 12 * i, line, { size: 9, fill: "#565b63" })),
       svg("image", { x: left, y: TOP, width: wide, height: tall, href: picture(array, { max, curve, unsearched }, side), preserveAspectRatio: "none" }),
       svg("rect", { x: left, y: TOP, width: wide, height: tall, fill: "none", stroke: "#8a8f97", "stroke-width": 0.6 }));
-    for (let q = 0; q < tokens.text.length; q += every) root.append(text(left - 4, TOP + (q + 0.5) * cell + SIZE * 0.35, short(tokens, q), { anchor: "end" }));
+    for (let q = 0; q < tokens.text.length; q += everyRow) root.append(text(left - 4, TOP + (q + 0.5) * high + SIZE * 0.35, short(tokens, q), { anchor: "end" }));
     for (let k = 0; k < keys.text.length; k += every) root.append(text(left + (k + 0.5) * cell + SIZE * 0.35, TOP + tall + 5, short(keys, k), { anchor: "end", turn: -90 }));
   });
   const bottom = TOP + tall + GUTTER + 14, width = 200, from = negative ? -max : 0;
   for (let i = 0; i < 100; i++) root.append(svg("rect", { x: GUTTER + i * (width / 100), y: bottom, width: width / 100 + 0.2, height: 8, fill: css(colour((from + ((max - from) * (i + 0.5)) / 100) / max, curve, "light")).replace(/rgb\((\d+) (\d+) (\d+)\)/, "rgb($1,$2,$3)") }));
   (negative ? [-max, 0, max] : [0, max / 2, max]).forEach((v, i) => root.append(text(GUTTER + (i * width) / 2, bottom + 19, (clipped && i === 2 ? "≥ " : clipped && negative && i === 0 ? "≤ " : "") + number(v, clipped ? 3 : 2), { anchor: ["start", "middle", "end"][i] })));
   root.append(text(GUTTER + width + 16, bottom + 8, caption, { size: 9 }),
-    text(GUTTER + width + 16, bottom + 20, `weight, ${curve === "root" ? "shades by square root" : "linear shades"}; rows attend, columns are attended to${every > 1 ? `; every ${every}${["th", "st", "nd", "rd"][every] ?? "th"} token is named` : ""}`, { fill: "#565b63" }));
+    text(GUTTER + width + 16, bottom + 20, `${what}, ${curve === "root" ? "shades by square root" : "linear shades"}; ${axes}${every > 1 ? `; every ${every}${["th", "st", "nd", "rd"][every] ?? "th"} token is named` : ""}`, { fill: "#565b63" }));
   return root;
 }

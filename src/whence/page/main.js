@@ -9,19 +9,20 @@ import { HeadView } from "./head.js";
 import { ProvenanceView } from "./provenance.js";
 import { identityView } from "./identity.js";
 import { predictionView } from "./prediction.js";
+import { AnswerView } from "./answer.js";
 import { decisionsView } from "./decisions.js";
 import { runView } from "./run.js";
 import { Live } from "./live.js";
 import { guide, guideButton, wanted } from "./guide.js";
 
-const VIEWS = [["overview", "Overview"], ["head", "Head"], ["provenance", "Provenance"], ["identity", "Identity"], ["prediction", "Prediction"], ["decisions", "Decisions"]];
+const VIEWS = [["overview", "Overview"], ["head", "Head"], ["provenance", "Provenance"], ["identity", "Identity"], ["prediction", "Prediction"], ["answer", "Answer"], ["decisions", "Decisions"]];
 const ABOUT = {
   overview: "Which heads may be read?", head: "What does this head look at, and must it?", provenance: "Where did this hidden state come from?",
   identity: "Is this token still itself?", prediction: "What did the output come from?",
-  decisions: "Does the computation fix what was decided from attention?",
+  answer: "What did the answer come from?", decisions: "Does the computation fix what was decided from attention?",
 };
 
-const KEYS = { overview: "the grid of heads", head: "maps and text", provenance: "the text", identity: "tables", prediction: "tables", decisions: "tables" };
+const KEYS = { overview: "the grid of heads", head: "maps and text", provenance: "the text", identity: "tables", prediction: "tables", answer: "the answer and the map", decisions: "tables" };
 
 const EXAMPLES = [
   "The old doctor told the nurse that she would not leave the ward before the storm was over, because the roads to the village had been closed since noon and nobody knew when they would open again.",
@@ -52,6 +53,7 @@ function view() {
   if (name === "provenance") { kept.provenance ??= new ProvenanceView(source); kept.provenance.update(); return [name, kept.provenance.el]; }
   if (name === "identity") return [name, identityView(source)];
   if (name === "prediction") return [name, predictionView(source)];
+  if (name === "answer") { kept.answer ??= new AnswerView(source); kept.answer.update(); return [name, kept.answer.el]; }
   if (name === "decisions") return [name, decisionsView(source)];
   const overview = overviewView(source, stack);
   if (wanted()) overview.prepend(guide({ again: draw, show: () => go({ view: "head", layer: "", head: "", query: "" }, { push: true }) }));
@@ -59,8 +61,9 @@ function view() {
 }
 
 function available() {
-  const { prediction, decisions, stacks: found, runs } = source?.manifest ?? {};
-  const own = found?.length ? VIEWS.filter(([name]) => (name === "prediction" ? prediction : name === "decisions" ? decisions?.length : true)) : [];
+  const { prediction, answer, decisions, stacks: found, runs } = source?.manifest ?? {};
+  const there = { prediction: Boolean(prediction), answer: Boolean(answer), decisions: Boolean(decisions?.length) };
+  const own = found?.length ? VIEWS.filter(([name]) => there[name] ?? true) : [];
   return [...own, ...(runs ?? []).map((run) => [run.name, run.title])];
 }
 
@@ -125,8 +128,12 @@ function textBox() {
   area.value = state.text;
   const model = h("select", { id: "model" }, live.models.map((m) => h("option", { value: m.name, selected: m.name === state.model }, m.name)));
   const pair = h("input", { type: "text", maxlength: live.limits.text, dir: "auto", value: state.pair }), target = h("input", { type: "text", maxlength: live.limits.text, dir: "auto", value: state.target });
-  const more = h("details", { class: "ask-more", open: Boolean(state.pair || state.target) }, h("summary", {}, "Second text, decoder text"),
-    h("label", { class: "field" }, h("span", {}, "Second text, for models that read two"), pair), h("label", { class: "field" }, h("span", {}, "What an encoder–decoder’s decoder reads"), target));
+  const continuation = h("input", { type: "text", maxlength: live.limits.text, dir: "auto", value: state.continuation });
+  const write = h("input", { type: "number", min: 1, max: 256, step: 1, value: state.write }), chat = h("input", { type: "checkbox", checked: Boolean(state.chat) });
+  const field = (words, input) => h("label", { class: "field" }, h("span", {}, words), input);
+  const more = h("details", { class: "ask-more", open: Boolean(state.pair || state.target || state.continuation || state.write || state.chat) }, h("summary", {}, "An answer to explain, a second text, decoder text"),
+    field("The answer to this prompt, for models that write", continuation), field("Or let the model write so many tokens", write), field("Put the prompt through its chat template", chat),
+    field("Second text, for models that read two", pair), field("What an encoder–decoder’s decoder reads", target));
   const epsilon = h("input", { type: "number", id: "epsilon", min: 0.001, max: 0.999, step: "any", value: state.epsilon || "0.05", title: "How far a weight may be uncertain and still be read" });
   const run = h("button", { type: "submit", class: "action" }, "Look");
   const stop = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => live.cancel() }, "Cancel");
@@ -136,9 +143,9 @@ function textBox() {
     run.disabled = true;
     stop.hidden = bar.hidden = false;
     replace(message, "Waiting …");
-    go({ text: area.value, model: model.value, pair: pair.value, target: target.value, epsilon: Number(epsilon.value) === 0.05 ? "" : epsilon.value });
+    go({ text: area.value, model: model.value, pair: pair.value, target: target.value, continuation: continuation.value, write: write.value, chat: chat.checked ? "yes" : "", epsilon: Number(epsilon.value) === 0.05 ? "" : epsilon.value });
     try {
-      source = await live.open({ model: model.value, text: area.value, text_pair: pair.value || null, target: target.value || null, epsilon: Number(epsilon.value) }, (job) => { bar.value = job.progress; replace(message, `${job.message} …`); });
+      source = await live.open({ model: model.value, text: area.value, text_pair: pair.value || null, target: target.value || null, continuation: continuation.value || null, max_new_tokens: write.value ? Number(write.value) : null, chat: chat.checked, epsilon: Number(epsilon.value) }, (job) => { bar.value = job.progress; replace(message, `${job.message} …`); });
       replace(message, "");
       draw();
     } catch (error) {

@@ -173,7 +173,7 @@ export class Matrix {
 }
 
 // The one scale of all maps, with its ticks where the values are.
-export function legend(max, curve, negative, clipped) {
+export function legend(max, curve, negative, clipped, what = "weight") {
   const from = negative ? -max : 0;
   const count = 160;
   const bar = h("div", { class: "legend-bar", "aria-hidden": "true" });
@@ -182,7 +182,7 @@ export function legend(max, curve, negative, clipped) {
     bar.append(h("i", { style: { backgroundColor: css(colour(value / max, curve)) } }));
   }
   const marks = negative ? [-max, 0, max] : [0, max / 2, max];
-  return h("div", { class: "legend" }, h("span", { class: "legend-name" }, "weight"), h("div", { class: "legend-body" }, bar,
+  return h("div", { class: "legend" }, h("span", { class: "legend-name" }, what), h("div", { class: "legend-body" }, bar,
     h("div", { class: "legend-marks" }, marks.map((m) => h("span", {}, (clipped && m === max ? "≥ " : clipped && m === -max ? "≤ " : "") + number(m, clipped ? 3 : 2))))));
 }
 

@@ -3,6 +3,7 @@
 const DEFAULTS = {
   view: "overview", stack: "", layer: "", head: "", query: "", quantity: "certain", curve: "root", map: "",
   method: "", compare: "", hidden: "", at: "", model: "", text: "", pair: "", target: "", epsilon: "",
+  answer: "", explain: "", unit: "token", continuation: "", write: "", chat: "",
 };
 
 const listeners = new Set();

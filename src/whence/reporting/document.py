@@ -17,6 +17,7 @@ from whence.faithful.result import Faithfulness
 from whence.mixing.mixture import Mixture
 from whence.reading.trace import Stack, Trace
 from whence.reporting.analysis import Analysis
+from whence.reporting.answer import answer_data
 from whence.reporting.attention import QUANTITIES, counter_examples, json_value, stack_data
 from whence.reporting.decisions import decisions_data
 from whence.reporting.exact import WEIGHTS, ExactIntervals, HeadIntervals
@@ -106,7 +107,9 @@ def build(
         step("Where each token comes from", 0.52)
         entries, some = mixtures(analysis, chosen)
         step("The prediction", 0.56)
-        prediction = prediction_data(analysis, attributions, removal)
+        answer, scores = answer_data(analysis, attributions)
+        # After an answer nobody asks for the next token: the answer itself is what is explained.
+        prediction = None if trace.prompt_length is not None else prediction_data(analysis, attributions, removal)
         exact.finish(lambda done, of: step(f"Exact intervals, {done} of {of} rows", 0.6 + 0.36 * done / max(of, 1)))
     finally:
         exact.close()
@@ -125,6 +128,7 @@ def build(
         "format": FORMAT,
         "text": trace.text,
         "text_pair": trace.text_pair,
+        "prompt_length": trace.prompt_length,
         "target": trace.target,
         "detail": detail,
         "epsilon": analysis.epsilon,
@@ -139,11 +143,12 @@ def build(
             "trained": trained_data(token_identifiability),
         },
         "prediction": prediction,
+        "answer": answer,
         "decisions": decided,
         "runs": over_texts,
     }
     step("Done", 1.0)
-    return Document(manifest, blocks | some)
+    return Document(manifest, blocks | some | scores)
 
 
 @dataclass

@@ -54,15 +54,20 @@ def _affordable(model: Model, trace: Trace, methods: int, asked: bool | None) ->
     """Refuse what would take long, unless it was asked for: one pass is timed, and passes are counted."""
     if asked:
         return
-    started = time.monotonic()
-    with torch.no_grad():
-        model.model(**{name: value.to(model.device) for name, value in trace.inputs.items()})
     passes = 2 * 2 * (methods + ORDERS) * len(trace.tokens)
-    seconds = passes * (time.monotonic() - started) / 4  # texts without words are shorter, and go in batches
+    seconds = passes * one_pass(model, trace) / 4  # texts without words are shorter, and go in batches
     if seconds > SECONDS:
         raise InputError(
             f"it would take about {seconds:.0f} seconds on this text; whence.report(trace, removal=True) takes them."
         )
+
+
+def one_pass(model: Model, trace: Trace) -> float:
+    """Seconds that the model takes for what was traced."""
+    started = time.monotonic()
+    with torch.no_grad():
+        model.model(**{name: value.to(model.device) for name, value in trace.inputs.items()})
+    return time.monotonic() - started
 
 
 def _determinable(methods: Sequence[str]) -> list[str]:

@@ -104,7 +104,7 @@ def trace_routes(state: ServerState) -> APIRouter:
         names, limits = state.shelf.names, state.limits
         if request.model not in names:
             raise HTTPException(404, f"No model is called {request.model!r} here; there are: {', '.join(names)}.")
-        parts = (request.text, request.text_pair or "", request.target or "")
+        parts = (request.text, request.text_pair or "", request.target or "", request.continuation or "")
         if sum(map(len, parts)) > limits.text:
             raise HTTPException(413, f"The text is longer than {limits.text} characters.")
         key = content_key("trace", request.model_dump())
@@ -170,6 +170,11 @@ def measure_routes(state: ServerState) -> APIRouter:
     def attribution(trace: TraceId, request: schemas.MethodRequest) -> schemas.JobAnswer:
         """Which input tokens the prediction came from, by a method."""
         return schemas.JobAnswer(**state.measure("attribution", trace, request, work.attribution))
+
+    @router.post("/answer", status_code=202, responses=ANSWERS)
+    def answer(trace: TraceId, request: schemas.MethodRequest) -> schemas.JobAnswer:
+        """What every token of the answer came from, by a method; its scores become a block of the trace."""
+        return schemas.JobAnswer(**state.measure("answer", trace, request, work.answer))
 
     return router
 

@@ -28,6 +28,13 @@ class TraceRequest(_Asked):
     target: Annotated[
         str | None, Field(max_length=1_000_000, description="What an encoder–decoder's decoder reads.")
     ] = None
+    continuation: Annotated[
+        str | None, Field(max_length=1_000_000, description="The answer after this prompt, for models that write.")
+    ] = None
+    max_new_tokens: Annotated[
+        int | None, Field(ge=1, le=256, description="Let the model write so many tokens after the prompt.")
+    ] = None
+    chat: Annotated[bool, Field(description="Put the text through the model's chat template.")] = False
     epsilon: Annotated[float, Field(gt=0, lt=1, description="How far a weight may be uncertain and still be read.")] = (
         0.05
     )

@@ -29,10 +29,15 @@ def make_trace(
     with shelf.borrowed(request.model) as model:
         step("Reading the text", 0.1)
         if model.tokenizer is not None:
-            count = len(model.tokenizer(request.text, request.text_pair, verbose=False)["input_ids"])
+            parts = [model.tokenizer(request.text, request.text_pair, verbose=False)]
+            parts += [model.tokenizer(request.continuation, verbose=False)] if request.continuation else []
+            count = sum(len(part["input_ids"]) for part in parts) + (request.max_new_tokens or 0)
             if count > limits.tokens:
                 raise InputError(f"this text has {count} tokens; this server takes {limits.tokens} at most.")
-        found = trace(model, request.text, request.text_pair, request.target)
+        found = trace(
+            model, request.text, request.text_pair, request.target, continuation=request.continuation,
+            max_new_tokens=request.max_new_tokens, chat=request.chat or None,
+        )  # fmt: skip
         document = build(
             found,
             budget=BUDGET,
@@ -138,6 +143,22 @@ def attribution(shelf: Shelf, entry: Entry, request: MethodRequest, step: Step) 
     with shelf.borrowed(entry.model) as model:
         step(method.title, 0.2)
         return attribution_of(model, entry.trace, method.name)
+
+
+def answer(shelf: Shelf, entry: Entry, request: MethodRequest, step: Step) -> dict[str, Any]:
+    """One method of the answer view; its scores join the trace's blocks."""
+    from whence.mixing.span import has_answer, span_of
+    from whence.reporting.answer import method_data
+
+    method = offered(request.method, explaining())
+    step(method.title, 0.1)
+    with shelf.borrowed(entry.model) as model:
+        if not has_answer(model, entry.trace):
+            raise InputError("this trace has no answer: ask for one with continuation or max_new_tokens.")
+        step(method.title, 0.2)
+        document, blocks = method_data(span_of(model, entry.trace), method.name)
+    entry.blocks.update(blocks)
+    return document
 
 
 def by_layer() -> tuple[method_table.Method, ...]:
