@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,20 @@ def test_methods_lists_what_is_registered(capsys):
     assert code == 0
     for name in ("effective-attention", "certify", "witness", "doppelganger"):
         assert name in out
+
+
+def test_the_report_of_a_prompt_and_its_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.writers import decoder, tokenizer
+
+    folder = tmp_path / "writer"
+    decoder().model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    page = tmp_path / "answer.html"
+    asked = ["look", "Cats purr. Dogs bark.", "-m", str(folder), "--task", "text-generation", "--max-new-tokens", "3"]
+    assert main([*asked, "--report", str(page), "-q", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["tokens"]) > 3
+    found = re.search(r'"choices":(\[.*?\])', page.read_text())
+    assert found is not None
+    assert len(json.loads(found[1])) == 3
+    assert main([*asked, "--continuation", " no", "--report", str(page), "-q"]) == 2
+    assert "--max-new-tokens" in capsys.readouterr().err

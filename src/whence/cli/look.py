@@ -66,9 +66,7 @@ def command(
     with working(f"Reading {source.model}", quiet):
         from whence.model.memory import fixed
 
-        found = source.trace(
-            text, target, continuation=continuation, max_new_tokens=max_new_tokens, chat=chat or None
-        )
+        found = source.trace(text, target, continuation=continuation, max_new_tokens=max_new_tokens, chat=chat or None)
     with working("Looking for what is certain", quiet), fixed(found.model.model if found.model else None):
         from whence.reporting.analysis import Analysis
 

@@ -46,7 +46,7 @@ export function tokenText({ tokens, label, onpick, onhover, compact }) {
   const children = [];
   spans.forEach((span, i) => {
     if (i > 0 && !tokens.glued[i]) children.push(" ");
-    if (tokens.glued[i]) { span.classList.add("glued"); spans[i - 1].classList.add("joins"); }
+    if (i > 0 && tokens.glued[i]) { span.classList.add("glued"); spans[i - 1].classList.add("joins"); }
     children.push(span);
   });
   const element = h("p", {

@@ -104,7 +104,8 @@ def report(
             and bounds of each row's 16 heaviest weights; "full", 16 bits and the bounds of every weight.
         methods: names of `whence.contributions` methods, or results that are there already (such as hidden token
             attribution); None: ALTI, norms and rollout.
-        attributions: names of `whence.attribute` methods for the prediction of a model with a head; None: quick ones.
+        attributions: names of `whence.attribute` methods for the prediction of a model with a head, or for the answer of a
+            trace that has one (`continuation`, `max_new_tokens`), token by token; None: quick ones.
         budget: seconds for the exact intervals of the listed heads, the three to read and the three not to. None:
             every row of a text of up to 512 tokens, 15 seconds for a longer one; math.inf: every row, however long it
             takes. The page says of each row whether its intervals are exact; the listed rows always are.
