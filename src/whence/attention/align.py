@@ -17,7 +17,7 @@ from whence.attention.witness import Verification
 from whence.core.attention.alignment import alignment_matrix, possible_first_keys, running_median
 from whence.core.attention.bounds import weight_bounds
 from whence.core.attention.path_certificate import certify_path, proved_range
-from whence.core.numerics.tolerances import SAME_OUTPUT
+from whence.core.numerics.tolerances import SAME_OUTPUT, SUM_ROUNDING, UNIT_SUM
 from whence.errors import InputError
 from whence.model.load import as_model
 from whence.reading.trace import Trace
@@ -92,7 +92,7 @@ class Alignment:
     def close(self) -> int:
         """How many of these have a proved range that lies within `within` of the plain path's own time."""
         far = torch.maximum(self.plain - self.earliest, self.latest - self.plain) * self.unit
-        return int((far <= self.within + 1e-9).sum()) - int(self.starts[0] == 0)
+        return int((far <= self.within + SUM_ROUNDING).sum()) - int(self.starts[0] == 0)
 
     def sentences(self) -> list[str]:
         """Each word, its time, and what was found of it."""
@@ -202,7 +202,7 @@ def _same_output(rows: Tensor, original: Tensor, values: Tensor) -> bool:
     moved = torch.linalg.vector_norm((rows - original) @ values, dim=-1)
     size = torch.linalg.vector_norm(original @ values, dim=-1)
     sums = float((rows.sum(-1) - 1).abs().max())
-    return bool((moved <= SAME_OUTPUT * size).all()) and float(rows.min()) >= 0 and sums <= 1e-11
+    return bool((moved <= SAME_OUTPUT * size).all()) and float(rows.min()) >= 0 and sums <= UNIT_SUM
 
 
 def align_rows(
@@ -289,10 +289,10 @@ def _verdicts(alignment: Alignment, accepted: Sequence[bool]) -> tuple[str, ...]
     far = torch.zeros(len(alignment.names), dtype=torch.bool)
     for same, moved in zip(accepted, (alignment.early, alignment.late), strict=False):
         if same:
-            far |= (moved - alignment.first).abs() * alignment.unit > alignment.within + 1e-9
+            far |= (moved - alignment.first).abs() * alignment.unit > alignment.within + SUM_ROUNDING
     near = (
         torch.maximum(alignment.first - alignment.earliest, alignment.latest - alignment.first) * alignment.unit
-        <= alignment.within + 1e-9
+        <= alignment.within + SUM_ROUNDING
     )
     proved = near & (not alignment.standardised)
     return tuple("certified" if bool(p) else "refuted" if bool(f) else "open" for p, f in zip(proved, far, strict=True))

@@ -13,7 +13,7 @@ from whence.attention.decided_rows import gather_rows
 from whence.attention.verified_rows import verify_rows
 from whence.attention.witness import Verification
 from whence.core.attention.aimed import aimed_row
-from whence.core.numerics.tolerances import SAME_OUTPUT
+from whence.core.numerics.tolerances import SAME_OUTPUT, UNIT_SUM
 from whence.errors import InputError
 from whence.reading.trace import Trace
 from whence.results.provenance import Provenance
@@ -72,7 +72,7 @@ class Droppable:
     def check(self) -> bool:
         """Whether the sparse rows are attention rows on the visible keys with the same output, on at most d_v + 1 keys."""
         fits = bool((self.sparse >= 0).all()) and not bool(self.sparse[~self.visible].any())
-        sums = float((self.sparse.sum(-1) - 1).abs().max()) <= 1e-11
+        sums = float((self.sparse.sum(-1) - 1).abs().max()) <= UNIT_SUM
         few = bool((self.needed <= self.values.shape[-1] + 1).all())
         return fits and sums and few and bool((self.error(self.sparse) <= SAME_OUTPUT).all())
 
@@ -145,7 +145,7 @@ def droppable(
     sparse = rows.clone()
     for i in range(len(rows)):
         other = aimed_row(rows[i], values, "sparse", visible=visible[i])
-        if other.residual <= SAME_OUTPUT and abs(float(other.alternative.sum()) - 1) <= 1e-11:
+        if other.residual <= SAME_OUTPUT and abs(float(other.alternative.sum()) - 1) <= UNIT_SUM:
             sparse[i] = other.alternative
     verification = None
     moved = [i for i in range(len(rows)) if not torch.equal(rows[i], sparse[i])]

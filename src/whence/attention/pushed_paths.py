@@ -9,7 +9,7 @@ from torch import Tensor
 from whence.attention.decided_rows import Gathered
 from whence.core.attention.alignment import alignment_matrix, first_keys
 from whence.core.attention.decision import Heads
-from whence.core.numerics.tolerances import SAME_OUTPUT
+from whence.core.numerics.tolerances import SAME_OUTPUT, UNIT_SUM
 
 # How far all hand-overs of the path are aimed earlier and later: in seconds where keys are times, else in keys.
 _SECONDS = (0.16, 0.3, 0.5)
@@ -66,4 +66,4 @@ def _is_same(row: Tensor, original: Tensor, values: Tensor) -> bool:
     """Whether this is an attention row with the output of the original one, to 1e-10."""
     moved = float(torch.linalg.vector_norm((row - original) @ values))
     size = float(torch.linalg.vector_norm(original @ values))
-    return float(row.min()) >= 0 and abs(float(row.sum()) - 1) <= 1e-11 and moved <= SAME_OUTPUT * size
+    return float(row.min()) >= 0 and abs(float(row.sum()) - 1) <= UNIT_SUM and moved <= SAME_OUTPUT * size

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from whence.core.attention.search_reachable import search_reachable
+from whence.core.numerics.tolerances import FAR_ROW, SAME_OUTPUT
 from whence.model.load import Model
 from whence.reading.capture.recorder import Call, Edit, expand_heads
 from whence.reading.rerun.run import Outcome, run
@@ -120,7 +121,7 @@ def _capped(
         found = least_squares(function, guess, slope, xtol=1e-15, ftol=1e-15, gtol=1e-15, max_nfev=60)
         x = softmax_row(found.x)
         distance = 0.5 * float(np.abs(x - a).sum())
-        if np.linalg.norm(found.fun) < 1e-10 * np.linalg.norm(v, 2) and distance > max(far, 1e-4):
+        if np.linalg.norm(found.fun) < SAME_OUTPUT * np.linalg.norm(v, 2) and distance > max(far, FAR_ROW):
             best, far = x, distance
     return torch.tensor(best)
 

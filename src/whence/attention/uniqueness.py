@@ -19,6 +19,7 @@ from torch import Tensor
 from whence.attention.probe_text import long_text, shuffled
 from whence.attention.reachable_second_row import SecondRow, second_row
 from whence.core.attention.score_law import ScoreLaw, score_law
+from whence.core.numerics.tolerances import SCORE_FIT, TIED_WEIGHTS
 from whence.model.load import Model, as_model
 from whence.reading.capture.recorder import Call, expand_heads, mix
 from whence.reading.inputs import Prepared
@@ -28,10 +29,6 @@ from whence.reading.wiring.proof import Proof
 from whence.reading.wiring.sites import AttentionSite
 from whence.results.short_repr import short_repr
 
-TIED = 1e-5
-"""The largest share of a key outside span[V, 1] that rounding of float32 weights explains."""
-LAW = 1e-3
-"""How well s·q·k must explain the log-weights' change between two texts, and how far a fixed sink's logit may move."""
 THEOREM_A, THEOREM_B, NOT_COVERED = "Theorem A", "Theorem B", "none"
 
 
@@ -101,7 +98,7 @@ class Uniqueness:
         if shares:
             out.append(
                 f"Share of a head's keys outside span[values, 1]: {min(shares):.1e} to {max(shares):.1e} "
-                f"(0 is what Theorem A asks for; up to {TIED:.0e} is rounding)."
+                f"(0 is what Theorem A asks for; up to {TIED_WEIGHTS:.0e} is rounding)."
             )
         if counts[THEOREM_A]:
             out.append(
@@ -278,11 +275,11 @@ def _theorem(
         return NOT_COVERED, f"scores are bent by a soft cap ({call.cap[1]:g}), so they are not linear in the query."
     if law is None or residual is None or key_rank is None:
         return NOT_COVERED, "its queries and keys could not be followed to its scores."
-    if law.residual > LAW:
+    if law.residual > SCORE_FIT:
         return NOT_COVERED, (
             f"its scores are not s·q·k plus a bias that the text does not change ({law.residual:.1e} is left over)."
         )
-    if law.sink is not None and law.sink > LAW:
+    if law.sink is not None and law.sink > SCORE_FIT:
         return NOT_COVERED, f"its sink's logit changes with the query (by up to {law.sink:.1e})."
     if site.projection is not None and not site.projection.full_rank:
         return NOT_COVERED, "its output projection loses part of the head output, so that more than the output is free."
@@ -291,7 +288,7 @@ def _theorem(
             NOT_COVERED,
             f"the text is too short to tell: {rows} rows lie in the span of values of rank {value_rank}.",
         )
-    if residual <= TIED:
+    if residual <= TIED_WEIGHTS:
         return THEOREM_A, None
     if key_rank < value_rank:
         return THEOREM_B, None
@@ -321,7 +318,7 @@ def _search(
 ) -> SecondRow | None:  # fmt: skip
     """A second row of one head's longest row; total variation 0: none was found. None: it cannot be searched."""
     call = outcome.calls[site.number]
-    linear = law is not None and law.residual <= LAW and (law.sink is None or law.sink <= LAW)
+    linear = law is not None and law.residual <= SCORE_FIT and (law.sink is None or law.sink <= SCORE_FIT)
     if not linear or call.key is None or site.heads % call.key.shape[1]:
         return None
     query, seen = longest_row(call, head)
@@ -340,7 +337,7 @@ def _positions(model: Model, laws: Mapping[tuple[str, int], ScoreLaw | None]) ->
     names = []
     if (rotary and kind not in ("alibi", "bias", "none", "learned")) or kind == "rope":
         names.append("rotary (RoPE)")
-    if any(law is not None and law.residual <= LAW and law.biased > LAW for law in laws.values()):
+    if any(law is not None and law.residual <= SCORE_FIT and law.biased > SCORE_FIT for law in laws.values()):
         names.append("a bias on the scores that no query changes (ALiBi, relative distance)")
     return " and ".join(names) or "in the embeddings, or none"
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from whence.attention.heads import find_row, key_labels, row_of
 from whence.core.attention.aimed import aimed_row
 from whence.core.attention.witness import random_row_at, witness_row
+from whence.core.numerics.tolerances import SAME_ROW, output_rounding
 from whence.errors import InputError
 from whence.reading.rerun.substitution import Replace, Substituted, substitute
 from whence.reading.trace import Trace
@@ -134,7 +135,7 @@ def relative(changed: Tensor | None, original: Tensor | None) -> float | None:
 
 def rounding_of(outputs: Tensor) -> float:
     """The relative change of a model's outputs that its dtype alone can make."""
-    return 1e-6 if outputs.dtype in (torch.float32, torch.float64) else 8 * torch.finfo(outputs.dtype).eps
+    return output_rounding(outputs.dtype)
 
 
 def compare(
@@ -200,7 +201,7 @@ def witness(
         best = witness_row(weights.to(torch.float64) / total, values, starts=starts, seed=seed, visible=visible)
     else:
         best = aimed_row(weights.to(torch.float64) / total, values, aim, visible=visible)
-    exists = best.total_variation > 1e-9
+    exists = best.total_variation > SAME_ROW
     keys = int((best.alternative > 0).sum())
     said = (
         f"another row, {best.total_variation:.3f} away and on {keys} keys, gives the same head output"

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from whence.core.numerics.tolerances import OWN_ROW
+
 EXACT = 12
 BEAM = 5
 
@@ -33,7 +35,7 @@ class Ceiling:
     def normalise(self, area: float) -> float | None:
         """NAOPC = (F − F⁻)/(F⁺ − F⁻); None where every order is as good as any other."""
         span = self.best - self.worst
-        return (area - self.worst) / span if span > 1e-12 else None
+        return (area - self.worst) / span if span > OWN_ROW else None
 
 
 def exact_ceiling(n: int, outputs: Outputs) -> Ceiling:

@@ -19,6 +19,7 @@ from scipy.optimize import lsq_linear
 from whence.attention.heads import row_of
 from whence.core.attention.head_certificate import certify_head
 from whence.core.numerics.arrays import AnyArray
+from whence.core.numerics.tolerances import OWN_ROW
 from whence.errors import InputError
 from whence.mixing.decomposition import decompose
 from whence.reading.trace import Trace
@@ -125,7 +126,7 @@ def _column(
     else:
         at = np.where(corners, high, low) @ t + own
         farthest, longest = np.abs(y - at).sum(1).max(), float(np.linalg.norm(at, axis=1).max())
-    free = high - low > 1e-12
+    free = high - low > OWN_ROW
     shortest = norm
     if free.any():
         fixed = own + x[~free] @ t[~free]

@@ -22,6 +22,7 @@ from whence.attention.doppelganger import doppelganger
 from whence.attention.heads import row_of
 from whence.core.attention.witness import witness_row
 from whence.core.numerics.arrays import AnyArray
+from whence.core.numerics.tolerances import JSD_ZERO
 from whence.errors import InputError
 from whence.faithful.engine import Engine
 from whence.faithful.question import TextQuestion, prepared_text, units_of
@@ -36,8 +37,6 @@ from whence.results.short_repr import short_repr
 
 if TYPE_CHECKING:
     import pandas as pd
-
-JSD_ZERO = 1e-6
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from whence import method_table
 from whence.attention.doppelganger import Doppelganger, doppelganger
+from whence.core.numerics.tolerances import SAME_ROW
 from whence.errors import InputError
 from whence.faithful.contribution_bounds import RowBounds, contribution_bounds
 from whence.mixing.contributions import contributions
@@ -67,7 +68,7 @@ class Determined:
 
     def verdict(self) -> tuple[str, ...]:
         """What is fixed by the computation, and what is not."""
-        if self.total_variation < 1e-9:
+        if self.total_variation < SAME_ROW:
             return ("The attention is the only one that gives these outputs: every explanation is determined.",)
         said = [
             f"Another attention (total variation {self.total_variation:.2f} a row) gives the same computation"

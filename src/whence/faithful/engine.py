@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whence.core.numerics.tolerances import SAME_LOGITS
 from whence.errors import InputError, ModelError
 from whence.faithful.question import TextQuestion
 from whence.model.load import Model
@@ -26,7 +27,6 @@ TOKENS_A_BATCH = 8192
 LOGITS_A_BATCH = 1 << 26  # numbers; a language model's output has a vocabulary for every token
 PADDING = 0.1  # the largest share of padding in a batch, unless another call would cost more than the padding
 CALL = 5e7  # what a call costs besides its tokens, in multiplications: some milliseconds of Python and kernel launches
-SAME = 1e-5  # logits of the same input, alone and in a batch, must agree so well (relative)
 
 Value = tuple[float, bool]
 """The watched output, and whether the model's own choice is another than the target."""
@@ -108,7 +108,7 @@ class Engine:
         """2: batches may be padded, 1: only equal lengths run together, 0: one by one. Tried on this very text."""
         whole, short = variants_of(self.model, question, "drop", [0, full(len(question.units)) >> 1])
         alone = self._logits(question, [whole])
-        scale = SAME * float(alone.abs().max().clamp(min=1.0))
+        scale = SAME_LOGITS * float(alone.abs().max().clamp(min=1.0))
         for kind, mate in ((2, short), (1, whole)):
             together = self._logits(question, [whole, mate])[:1]
             if float((together - alone).abs().max()) <= scale:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from whence.core.numerics.arrays import AnyArray
+from whence.core.numerics.tolerances import DRAW_ROUNDING
 
 RESAMPLES = 10_000
 LEVEL = 0.05
@@ -69,7 +70,7 @@ class Bootstrap:
         )
         if not np.any(self.columns[:, first] != self.columns[:, second]):
             return estimate, 1.0
-        far = np.abs(drawn - estimate.mean) >= abs(estimate.mean) - 1e-15
+        far = np.abs(drawn - estimate.mean) >= abs(estimate.mean) - DRAW_ROUNDING
         return estimate, float((1 + far.sum()) / (1 + len(drawn)))
 
 

@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.core.numerics.tolerances import TIED_WEIGHTS
 from whence.identifiable.configuration_identifiable_decoder import uncovered
 from whence.identifiable.statement import EVERY, rank
 from whence.results.short_repr import short_repr
 
 THEOREM_A = "Theorem A"
 THEOREM_B = "Theorem B"
-TIED = 1e-5
-"""The largest share of a key outside span[T, 1] that rounding of float32 weights explains."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def decoder_statement(model: Any) -> DecoderStatement:
     key, value = config.key_size, config.value_size
     failing = uncovered(config)
     lost = max((f.tied_residual or 0.0) for f in facts)
-    if failing is None and lost > TIED:
+    if failing is None and lost > TIED_WEIGHTS:
         failing = f"the output matrix of some head loses {lost:.0e} of what its keys read."
     theorem = THEOREM_A if failing is None else None
     if theorem is None and config.softcap is None and key < min(f.head_output_rank for f in facts):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.core.numerics.tolerances import TIED_WEIGHTS
 from whence.results.short_repr import short_repr
 
 EVERY = "every length"
@@ -176,7 +177,7 @@ def state(
 ) -> Statement:
     """The conclusions from the measured facts (METHODS of the theorem: `modeling_identifiable`)."""
     simplex = min(f.value_to_output_rank for f in facts) + 1
-    tied = all(f.tied_residual is not None and f.tied_residual <= 1e-5 for f in facts)
+    tied = all(f.tied_residual is not None and f.tied_residual <= TIED_WEIGHTS for f in facts)
     full = all(f.output_rank == f.output_rows for f in facts)
     from_head: int | str = EVERY if tied else simplex
     # Rows of all heads together: H(n − 1) unknowns, and the block output shows at most rank(W_O) of them.

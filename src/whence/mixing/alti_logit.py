@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from whence.core.numerics.tolerances import RAISED_SUM, SAME_STATE, state_agreement
 from whence.errors import InputError, WiringError
 from whence.mixing.alti import alti
 from whence.mixing.decomposition import decompose, working
@@ -143,7 +144,7 @@ def _shared_out(
     }
     whole = values.sum() + extra["feedforward"].sum() + extra["embedding"][0] + extra["bias"][0]
     error = float((whole - extra["logit"][0]).abs() / trace.logits[at].abs().max())
-    if error > (1e-3 if dtype == trace.logits.dtype else 6e-2):
+    if error > (RAISED_SUM if dtype == trace.logits.dtype else state_agreement(torch.bfloat16)):
         raise WiringError(
             f"the parts add up to the logit only to {error:.1e} relative: the head is not linear in the last state."
         )
@@ -204,11 +205,11 @@ class _LogitMap:
         whole = whole if head_bias is None else whole + head_bias.detach().to(whole)
         factor = float((whole * logits).sum() / whole.square().sum())
         error = float((factor * whole - logits).abs().max() / logits.abs().max())
-        if error > (1e-4 if trace.logits.dtype in (torch.float32, torch.float64) else 6e-2):
+        if error > state_agreement(trace.logits.dtype):
             raise WiringError(
                 f"{model.name}: its logits are not a linear map of its last state (they differ by {error:.1e})."
             )
-        norm = None if deviation(final, last) <= 1e-6 else _final_norm(model, last, final)
+        norm = None if deviation(final, last) <= SAME_STATE else _final_norm(model, last, final)
         return cls(head, factor, last, final, norm)
 
     def direction(self, word: int, other: int | None, at: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -248,7 +249,7 @@ def _final_norm(model: Model, given: Tensor, returned: Tensor) -> Norm:
     for module in reversed(list(model.model.modules())):
         parameters = list(module.parameters(recurse=False))
         if 1 <= len(parameters) <= 2 and all(p.numel() == given.shape[-1] for p in parameters):
-            norm = recognise(module, given, returned, 1e-4 if given.dtype in (torch.float32, torch.float64) else 6e-2)
+            norm = recognise(module, given, returned, state_agreement(given.dtype))
             if norm is not None:
                 return norm
     raise WiringError(f"{model.name}: what stands between its last block and its logits is not a known norm.")

@@ -21,14 +21,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from whence.core.numerics.tolerances import LOW_RANK, state_agreement
 from whence.errors import InputError, WiringError
 from whence.reading.trace import Layer
 from whence.reading.wiring.equation import Wiring
 from whence.reading.wiring.row_map import turn
 from whence.results.short_repr import short_repr
-
-TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 6e-2}
-"""How far the parts may be from the model's own state, relative; 1e-4 for float32 and float64."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +201,7 @@ def _separated(attention: Tensor, values: Tensor, weight: Tensor, rows: Tensor) 
     """
     count, size = rows.shape[0], rows.shape[-1]
     left, singular, right = torch.linalg.svd(rows.to(torch.float64).flatten(1), full_matrices=False)
-    rank = int((singular > singular[0] * 1e-7).sum())
+    rank = int((singular > singular[0] * LOW_RANK).sum())
     factors = (left[:, :rank] * singular[:rank]).T.to(attention)  # (m, query)
     basis = right[:rank].reshape(rank, size, size).to(values)
     attention = (attention[:, None] * factors[None, :, :count, None]).flatten(0, 1)
@@ -229,4 +227,4 @@ def apart(state: Tensor, theirs: Tensor) -> tuple[float, float]:
     theirs = theirs.detach()
     largest = theirs.abs().amax().to(state.dtype)
     error = (state - theirs).abs_().amax() / torch.where(largest > 0, largest, 1.0)
-    return float(error), TOLERANCE.get(theirs.dtype, 1e-4)
+    return float(error), state_agreement(theirs.dtype)

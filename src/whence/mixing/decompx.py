@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.core.numerics.tolerances import state_agreement
 from whence.errors import InputError, WiringError
 from whence.mixing.budget import as_bytes
 from whence.mixing.contributions import EMBEDDINGS, Contributions
-from whence.mixing.decomposition import TOLERANCE
 from whence.mixing.mixture import check_rows
 from whence.reading.inputs import Prepared
 from whence.reading.rerun.run import prove_model
@@ -142,7 +142,7 @@ def slope(active: Tensor, before: Tensor) -> Tensor:
 
 def _check(layer: Layer, parts: Tensor, state: Tensor, name: str) -> None:
     error = deviation(parts.sum(1), state)
-    tolerance = TOLERANCE.get(state.dtype, 1e-4)
+    tolerance = state_agreement(state.dtype)
     if error > tolerance:
         raise WiringError(
             f"layer {layer.index}: the vectors add up to the {name} only to {error:.1e} ({tolerance:.0e} allowed)."

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.core.numerics.tolerances import state_agreement
 from whence.errors import WiringError
 from whence.mixing.contributions import Contributions
 from whence.mixing.mixture import check_rows
@@ -59,7 +60,7 @@ def together(
 def _check_order(own: Layer, other: Layer) -> None:
     """The cross-attention's residual must be what the self-attention gave, or the shares would not be of one state."""
     error = deviation(other.block_input, own.after_attention)
-    if error > 6e-2 or (other.block_input.dtype in (torch.float32, torch.float64) and error > 1e-4):
+    if error > state_agreement(other.block_input.dtype):
         raise WiringError(
             f"decoder layer {own.index}: its cross-attention does not read what its self-attention gave (they differ by "
             f"{error:.1e}); choose attention='encoder' or 'decoder'."

@@ -18,6 +18,7 @@ import torch
 from scipy.stats import t as student
 from torch import Tensor
 
+from whence.core.numerics.tolerances import SAME_STATE, state_agreement
 from whence.errors import InputError, WiringError
 from whence.mixing.budget import as_bytes
 from whence.mixing.jacobian.sweep import Sweep, columns, prepare, run
@@ -287,7 +288,7 @@ def _embedding_norm(trace: Trace, model: Model, stack: Stack) -> tuple[Norm, Ten
     reached: list[torch.nn.Module] = []
 
     def is_x(tensor: Any) -> bool:
-        return isinstance(tensor, Tensor) and tensor.shape == (1, *x.shape) and deviation(tensor[0], x) <= 1e-6
+        return isinstance(tensor, Tensor) and tensor.shape == (1, *x.shape) and deviation(tensor[0], x) <= SAME_STATE
 
     def before(module: torch.nn.Module, args: Any) -> None:
         if any(is_x(a) for a in args):
@@ -299,7 +300,7 @@ def _embedding_norm(trace: Trace, model: Model, stack: Stack) -> tuple[Norm, Ten
             return
         if output.dim() != 3 or output.shape[:2] != (1, x.shape[0]):
             return
-        norm = recognise(module, given, output, 1e-4)
+        norm = recognise(module, given, output, state_agreement(torch.float32))
         if norm is not None:
             norms.append((norm, given[0].detach(), is_x(output)))
 

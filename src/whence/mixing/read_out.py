@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whence.core.numerics.tolerances import UNREAD, state_agreement
 from whence.errors import WiringError
 from whence.model.load import Model
 from whence.model.memory import lock_of
@@ -26,9 +27,6 @@ from whence.reading.trace import Stack, Trace
 
 EXACT_OUTPUTS = 16
 """Up to this many logits the Jacobian is taken whole; of more, this many random combinations."""
-
-UNREAD = 1e-5
-"""A row whose share is below this part of the largest is not read; half precision: a hundred times as much."""
 
 
 def read_out(model: Model, trace: Trace, stack: Stack, position: int | None) -> Tensor:
@@ -74,7 +72,7 @@ def _prove(model: Model, trace: Trace, final: Tensor, position: int | None, weig
             logits = _run(model, trace, final, partial(_add, moved))
         logits = (logits[0] if position is None else logits[0, position]).double()
         change = float((logits - outputs.to(logits)).abs().max() / outputs.abs().max().clamp(min=1e-30))
-        if (change > 1e-4) is not read:
+        if (change > state_agreement(torch.float32)) is not read:
             raise _unseen(
                 model,
                 f"moving {'the row that counts most' if read else 'rows that count for nothing'} changed the logits by "
@@ -107,7 +105,7 @@ def _changed(model: nn.Module, final: Tensor, change: Callable[[Tensor], Tensor]
     What comes after it is followed by autograd; what comes before is not, so that its activations need not be kept.
     """
     done: list[nn.Module] = []
-    tolerance = 1e-4 if final.dtype in (torch.float32, torch.float64) else 3e-2
+    tolerance = state_agreement(final.dtype)
     size = float(final.abs().max())
 
     def same(tensor: Any) -> str | None:

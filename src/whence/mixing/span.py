@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.core.numerics.tolerances import SAME_ROW
 from whence.errors import InputError
 from whence.mixing.alti_logit import alti_logits
 from whence.mixing.attribute_one import explain
@@ -157,7 +158,7 @@ def _read_rows(span: Span) -> list[Tensor]:
     n = len(stack.tokens)
     own = {p: torch.nn.functional.one_hot(torch.tensor(p), n).double() for p in span.positions}
     ends = {p: read_out(span.model, span.trace, stack, p) for p in (span.positions[0], span.positions[-1])}
-    if all(bool((weights - own[p]).abs().max() < 1e-9) for p, weights in ends.items()):
+    if all(bool((weights - own[p]).abs().max() < SAME_ROW) for p, weights in ends.items()):
         return list(own.values())
     return [ends[p] if p in ends else read_out(span.model, span.trace, stack, p) for p in span.positions]
 

@@ -14,13 +14,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from whence.core.numerics.tolerances import HEAD_OUTPUT, state_agreement
 from whence.reading.capture.recorder import mix
 
 BLOCK = 1 << 22
 """Weights made at a time: 16 MB in float32."""
-
-TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 6e-2}
-"""How far a block's head outputs may be from the model's, relative to the largest value; 2e-5 in float32 and float64."""
 
 
 def rows_at_a_time(heads: int, keys: int, block: int = BLOCK) -> int:
@@ -80,7 +78,7 @@ def output_error(weights: Tensor, value: Tensor, output: Tensor) -> float:
 
 def tolerance_of(dtype: torch.dtype) -> float:
     """How far off a block may be in this dtype."""
-    return TOLERANCE.get(dtype, 2e-5)
+    return HEAD_OUTPUT if dtype in (torch.float32, torch.float64) else state_agreement(dtype)
 
 
 @lru_cache(maxsize=64)

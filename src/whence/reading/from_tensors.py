@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.core.numerics.tolerances import row_sum_slack
 from whence.errors import InputError
 from whence.reading.layer import GIVEN, Layer
 from whence.reading.trace import Stack, Trace
 from whence.results.labels import Tokens, readable
 from whence.results.provenance import Provenance
-
-ROW_SUM = 1e-3  # how far a row may be from summing to 1; half precision: 2e-2
 
 
 def from_tensors(
@@ -131,7 +130,7 @@ def _layer(
         )
     if bool((weights < 0).any()):
         raise InputError(f"{name}: layer {index} has negative attention: give it after the softmax.")
-    allowed = ROW_SUM if weights.dtype in (torch.float32, torch.float64) else 20 * ROW_SUM
+    allowed = row_sum_slack(weights.dtype)
     sums = weights.double().sum(-1)
     worst = float((sums - 1).abs().max())
     if worst > allowed:

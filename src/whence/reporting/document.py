@@ -12,6 +12,7 @@ from whence.attention.decide import Decisions
 from whence.attention.heads import head_of
 from whence.attention.overview import Overview
 from whence.core.attention.verdict import RowVerdict
+from whence.core.numerics.tolerances import SHOWN_MOVE
 from whence.errors import InputError
 from whence.faithful.result import Faithfulness
 from whence.mixing.mixture import Mixture
@@ -233,7 +234,7 @@ def _alternatives(part: _Part) -> dict[int, Alternatives]:
 def _farthest(stack: Stack, others: Mapping[int, Alternatives]) -> list[tuple[int, int, int]]:
     """The row of an ordinary token that moved farthest, where any did."""
     plain_tokens = torch.tensor([not special for special in stack.tokens.special], dtype=torch.float64)
-    best, place = 1e-3, None
+    best, place = SHOWN_MOVE, None
     for layer, found in others.items():
         for head, moved in found.moved.items():
             row = int((moved * plain_tokens).argmax())

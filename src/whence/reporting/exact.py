@@ -21,6 +21,7 @@ from torch import Tensor
 from whence.attention.heads import head_of
 from whence.core.attention.row_intervals import RowInterval, row_intervals
 from whence.core.numerics.threads import one_thread
+from whence.core.numerics.tolerances import GAP
 from whence.reading.trace import Layer
 
 WEIGHTS = 16
@@ -67,7 +68,7 @@ class HeadIntervals:
     @property
     def moved(self) -> bool:
         """Whether any row has an alternative."""
-        return float((self.other - self.raw).abs().amax()) > 1e-6
+        return float((self.other - self.raw).abs().amax()) > GAP
 
     def _moved(self, row: Tensor, query: int) -> float:
         return float((row - self.raw[query]).abs().sum())

@@ -12,13 +12,12 @@ from whence.attention.effective_attention import of_layer
 from whence.attention.heads import by_group, sink_last
 from whence.core.attention.alternatives import alternative_attention
 from whence.core.attention.bounds import weight_bounds
+from whence.core.numerics.tolerances import GAP
 from whence.reading.trace import Layer
 from whence.reporting.exact import WEIGHTS, HeadIntervals
 from whence.reporting.quantise import Quantised, pack, quantise, whole_numbers
 
 NO_KEY = 65535
-UNIQUE = 1e-6
-"""A row whose bounds leave less than this is the only one: there is no alternative to look for."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def _head_block(
     if alternative is not None:
         other, searched = alternative
         total = raw.sum(-1).clamp(min=1e-12)
-        searched = searched | ((upper - lower).amax(-1) < UNIQUE)
+        searched = searched | ((upper - lower).amax(-1) < GAP)
         moved = (0.5 * (other - raw).abs().sum(-1) / total)[searched]
         about = {"moved": float(moved.mean()) if len(moved) else 0.0, "searched": len(moved)}
         arrays["alternative"] = quantise(other, **picture)  # type: ignore[arg-type]
@@ -162,6 +161,6 @@ def alternatives_of(layer: Layer) -> Alternatives:
     found = alternative_attention(weights, values, visible=visible, rounds=1)
     moved = dict(zip(layer.heads, found.total_variation.flatten(0, 1), strict=True))
     maps = dict(zip(layer.heads, sink_last(layer, found.attention.flatten(0, 1), weights.shape[-1]), strict=True))
-    some = [h for h in layer.heads if float(moved[h].max()) > 1e-6]
+    some = [h for h in layer.heads if float(moved[h].max()) > GAP]
     searched = dict(zip(layer.heads, found.searched.flatten(0, 1), strict=True))
     return Alternatives({h: maps[h] for h in some}, {h: moved[h] for h in some}, {h: searched[h] for h in some})

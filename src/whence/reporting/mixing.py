@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from whence import method_table
+from whence.core.numerics.tolerances import SUM_ROUNDING
 from whence.errors import WhenceError
 from whence.mixing.contributions import EMBEDDINGS, Contributions
 from whence.mixing.mixture import Mixture
@@ -90,7 +91,7 @@ def naive_identifiability(trace: Trace) -> dict[str, Any] | None:
     similar = unit[1:] @ unit[0].mT  # [layer, hidden, input]
     own = torch.diagonal(similar, dim1=-2, dim2=-1)
     best = similar.amax(-1)
-    hit = own >= best - 1e-9
+    hit = own >= best - SUM_ROUNDING
     rate = hit.to(torch.float64).mean(-1)
     return {
         "layers": list(range(len(rate))),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from whence import method_table
+from whence.core.numerics.tolerances import SAME_ROW
 from whence.errors import InputError, WhenceError
 from whence.faithful.determined import Determined, determined
 from whence.faithful.evaluate import faithfulness
@@ -95,7 +96,7 @@ def _methods(result: Faithfulness, fixed: Determined | str) -> dict[str, Any]:
 def _fixed(name: str, fixed: Determined | str) -> str:
     if isinstance(fixed, str):
         return "not known"
-    if fixed.total_variation < 1e-9:
+    if fixed.total_variation < SAME_ROW:
         return "yes: no other attention has these outputs"
     found: Mapping[str, Any] = next((vars(a) for a in fixed.agreements if a.method == name), {})
     if not found:

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whence.core.numerics.tolerances import EQUAL_EMBEDDINGS
+
 DISTANCES = ("cosine", "l2")
 BLOCK = 1 << 23  # scores held at once, tens of megabytes
-EQUAL = 1e-6  # two embeddings nearer than this, relative to their length, are the same one
 
 
 def distances(states: Tensor, wanted: Tensor, distance: str) -> Tensor:
@@ -83,7 +84,7 @@ def equal_in_sequence(embeddings: Tensor, lengths: Sequence[int]) -> Tensor:
     for rows in sequences(lengths):
         x = embeddings[rows].double()
         squares = x.square().sum(-1)
-        same = squares[:, None] + squares[None, :] - 2 * x @ x.T <= EQUAL**2 * squares[:, None]
+        same = squares[:, None] + squares[None, :] - 2 * x @ x.T <= EQUAL_EMBEDDINGS**2 * squares[:, None]
         same |= torch.eye(len(x), dtype=torch.bool)
         first[rows] = same.long().argmax(-1) + rows.start
     return first

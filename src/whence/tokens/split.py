@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whence.core.numerics.tolerances import SHARES_SUM
 from whence.errors import InputError
 
 SHARES = (0.70, 0.15, 0.15)
@@ -90,7 +91,7 @@ def split(sequences: Sequence[Sequence[str]], *, seed: int = 0, shares: Sequence
 
 
 def _check_shares(shares: Sequence[float]) -> None:
-    if len(shares) != 3 or any(share <= 0 for share in shares) or abs(sum(shares) - 1) > 1e-6:
+    if len(shares) != 3 or any(share <= 0 for share in shares) or abs(sum(shares) - 1) > SHARES_SUM:
         raise InputError(
             f"split={tuple(shares)} must be three positive shares that sum to 1, for training, validation and test, "
             f"such as {SHARES}."

@@ -19,10 +19,16 @@ from whence.core.attention.polytope import Polytope
 from whence.core.attention.witness import Witness, residual
 from whence.core.numerics.arrays import Array
 from whence.core.numerics.checks import as_row
-from whence.core.numerics.tolerances import SAME_OUTPUT
+from whence.core.numerics.tolerances import (
+    FEASIBLE,
+    LIGHT_KEY,
+    PROJECTOR_ROUNDING,
+    SAME_OUTPUT,
+    SHORTEST_STEP,
+    SOLVER_ZERO,
+)
 from whence.errors import InputError
 
-_SMALL = 1e-3  # keys below this weight are alike dear to a sparse row
 _EPS = float(np.finfo(np.float64).eps)
 
 
@@ -43,7 +49,7 @@ def aimed_row(attention_row: Tensor, values: Tensor, aim: str | Tensor, *, visib
             raise InputError(f"aim of shape {tuple(aim.shape)}: give {len(row)} finite costs, one for each key.")
         best = _vertex(a, v, aim.detach().to(torch.float64)[seen].numpy())
     elif aim == "sparse":
-        best = _vertex(a, v, 1.0 / (a + _SMALL))
+        best = _vertex(a, v, 1.0 / (a + LIGHT_KEY))
         if np.linalg.norm((best - a) @ v) > SAME_OUTPUT * np.linalg.norm(a @ v):
             # A vertex that could not be polished: least squares under x ≥ 0 also ends on at most rank([V, 1]) keys.
             q = _basis(v)
@@ -87,20 +93,20 @@ def most_spread(row: Array, values: Array, *, steps: int = 100) -> Array:
     height, x = state(u)
     for _ in range(steps):
         slope = x @ q - target
-        if float(np.abs(slope).max()) < 1e-13:
+        if float(np.abs(slope).max()) < PROJECTOR_ROUNDING:
             break
         curve = (q * x[:, None]).T @ q - np.outer(x @ q, x @ q)
         step = np.linalg.lstsq(curve + 1e-14 * np.eye(len(u)), -slope, rcond=None)[0]
         size = 1.0
-        while size > 1e-8:
+        while size > SHORTEST_STEP:
             taller, y = state(u + size * step)
             if taller <= height + 0.25 * size * float(slope @ step) or taller < height:
                 break
             size /= 2
-        if size <= 1e-8:
+        if size <= SHORTEST_STEP:
             break
         u, height, x = u + size * step, taller, y
-    if float(np.abs(x @ q - target).max()) > 1e-9:
+    if float(np.abs(x @ q - target).max()) > FEASIBLE:
         return row
     # The last digits: back onto the equalities, which keeps every weight positive.
-    return same_output(x, row, _basis(values)) if float(x.min()) > 1e-10 else x
+    return same_output(x, row, _basis(values)) if float(x.min()) > SOLVER_ZERO else x

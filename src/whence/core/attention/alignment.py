@@ -16,10 +16,8 @@ import torch
 from torch import Tensor
 
 from whence.core.numerics.arrays import Array, Integers
+from whence.core.numerics.tolerances import SUM_ROUNDING
 from whence.errors import InputError
-
-# What sums of a few thousand costs of size 1 can be off by.
-_ROUNDING = 1e-9
 
 
 def running_median(weights: Tensor, width: int) -> Tensor:
@@ -89,7 +87,7 @@ def possible_first_keys(lower: Tensor, upper: Tensor) -> tuple[Integers, Integer
     cheap, dear = -upper.to(torch.float64).numpy(), -lower.to(torch.float64).numpy()
     ahead = _path_costs(cheap)
     behind = _path_costs(cheap[::-1, ::-1])[::-1, ::-1]
-    limit = _path_costs(dear)[-1, -1] + _ROUNDING
+    limit = _path_costs(dear)[-1, -1] + SUM_ROUNDING
     n_query, n_key = cheap.shape
     first, last = np.zeros(n_query, dtype=np.int64), np.zeros(n_query, dtype=np.int64)
     for i in range(1, n_query):

@@ -29,13 +29,12 @@ from whence.core.numerics.basis import unit_scale
 from whence.core.numerics.checks import check_pair, check_stray, shape
 from whence.core.numerics.masks import flat_index, full_mask
 from whence.core.numerics.threads import one_thread
-from whence.core.numerics.tolerances import OTHER_OUTPUT, SAME_ROW, rank_eps
+from whence.core.numerics.tolerances import EXACT_OUTPUT, OTHER_OUTPUT, SAME_ROW, SEARCH_GAIN, rank_eps
 from whence.errors import InputError
 from whence.results.short_repr import short_repr
 
 _STEPS = 6
 _CHUNK = 128
-_EXACT = 1e-12
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ def _line_to_edge(rows: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         direction = direction - effective_attention(direction, values64, constraint="simplex", visible=mask)
     size = direction.abs().amax(-1, keepdim=True)
     # What is only rounding is no direction: such rows are unique.
-    direction = torch.where(size > 1e-9, direction / size.clamp(min=1e-9), 0.0)
+    direction = torch.where(size > SAME_ROW, direction / size.clamp(min=SAME_ROW), 0.0)
     reach = torch.where(direction < 0, rows / -direction, torch.inf).amin(-1, keepdim=True)
     step = torch.where(torch.isfinite(reach), reach, 0.0)
     return (rows + step * direction).clamp(min=0.0)
@@ -215,7 +214,7 @@ def _onward(
     costs = np.where((distance > SAME_ROW)[:, None], -np.sign(here - row), heavy)
     found = interior.minima(costs, row, visible[at], close=0.05)
     points = found.points / found.points.sum(1, keepdims=True)
-    exact = np.abs((points - row) @ interior.constraints.q).max(1) <= _EXACT
+    exact = np.abs((points - row) @ interior.constraints.q).max(1) <= EXACT_OUTPUT
     better = exact & (np.abs(points - row).sum(1) > distance + SAME_ROW)
     best[at[better]] = points[better]
 
@@ -231,7 +230,7 @@ def _improve(
     """Sequential linear programs from one direction; writes a farther alternative into `best`."""
     solver.move_to(row, visible)
     if number == 0:
-        x = best if np.abs(best - row).sum() > 1e-9 else None
+        x = best if np.abs(best - row).sum() > SAME_ROW else None
         cost = -np.sign(x - row) if x is not None else np.where(row >= 1.0 / visible.sum(), 1.0, -1.0)
     elif number == 1:
         cost = np.where(row >= 1.0 / visible.sum(), 1.0, -1.0)
@@ -242,11 +241,11 @@ def _improve(
     for _ in range(_STEPS):
         x = solver.vertex(cost)
         gained = np.abs(x - row).sum()
-        if gained <= here + 1e-6:
+        if gained <= here + SEARCH_GAIN:
             break
         here, reached = gained, x
         cost = -np.sign(x - row)
-    if reached is None or here <= distance + 1e-9:
+    if reached is None or here <= distance + SAME_ROW:
         return
     polished = solver.polished(reached)
     # Only a row that is better and exact replaces the old one.

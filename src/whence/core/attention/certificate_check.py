@@ -9,7 +9,7 @@ import torch
 
 from whence.core.attention.polytope import closed_form, output_slack, proved_minimum
 from whence.core.numerics.arrays import Array, Booleans
-from whence.core.numerics.tolerances import EPS32, EPS64, NO_WEIGHT, OWN_ROW
+from whence.core.numerics.tolerances import CONDITION, EPS32, EPS64, NO_WEIGHT, OWN_ROW
 
 if TYPE_CHECKING:
     from whence.core.attention.certificate import Certificate
@@ -108,7 +108,7 @@ def _proved_dimension(c: Certificate) -> bool:
     row, values, support = c.row.numpy()[seen], c.values.numpy()[seen], c.support.numpy()[seen]
     slack = output_slack(row, values, c.tolerance)
     rank, condition, _ = spectrum(values, c.eps)
-    same = np.isclose(c.condition, condition, rtol=1e-6, atol=0.0, equal_nan=True)
+    same = np.isclose(c.condition, condition, rtol=CONDITION, atol=0.0, equal_nan=True)
     if c.rank != rank or not same or c.dimension != dimension_of(values, rank, slack, support, c.eps):
         return False
     interior = c.interior.numpy()[seen]

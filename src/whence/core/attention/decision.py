@@ -31,7 +31,7 @@ from whence.core.attention.polytope import Polytope, proved_minimum
 from whence.core.numerics.arrays import Array, Booleans
 from whence.core.numerics.checks import as_row, check_pair, shape
 from whence.core.numerics.masks import full_mask
-from whence.core.numerics.tolerances import SAME_OUTPUT
+from whence.core.numerics.tolerances import SAME_OUTPUT, SOLVER_ZERO, UNIT_SUM
 from whence.errors import InputError
 from whence.results.short_repr import short_repr
 
@@ -182,7 +182,7 @@ def proved(cost: Array, dual: Array, row: Array, values: Array, allowance: float
 def same_output(vertex: Array, row: Array, q: Array) -> Array:
     """The row nearest a solver's vertex that is ≥ 0 and has qᵀx = qᵀa to rounding; keys below 1e-10 are zero."""
     x = np.clip(vertex, 0.0, None)
-    support = x > 1e-10
+    support = x > SOLVER_ZERO
     for _ in range(8):
         inner = np.zeros_like(x)
         inner[support] = x[support]
@@ -358,7 +358,7 @@ class _Work:
 
 def _residual(head: _Row, x: Array) -> float:
     """‖(x − a)ᵀV‖ / ‖aᵀV‖ (absolute where that is 0); infinite where x is no attention row on the visible keys."""
-    if x.min() < 0.0 or abs(float(x.sum()) - 1.0) > 1e-11 or bool((x[~head.visible] != 0).any()):
+    if x.min() < 0.0 or abs(float(x.sum()) - 1.0) > UNIT_SUM or bool((x[~head.visible] != 0).any()):
         return float("inf")
     values = head.space.values
     moved = float(np.linalg.norm((x[head.visible] - head.row) @ values))

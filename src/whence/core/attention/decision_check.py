@@ -11,9 +11,7 @@ from torch import Tensor
 from whence.core.attention.claim import Claim, breaks
 from whence.core.attention.decision import RowDecision, proved
 from whence.core.numerics.arrays import Array
-from whence.core.numerics.tolerances import SAME_OUTPUT
-
-_NEAR = 1e-11
+from whence.core.numerics.tolerances import SAME_OUTPUT, UNIT_SUM
 
 
 def check_decision(
@@ -50,7 +48,7 @@ def check_decision(
 
 
 def _is_row(row: Array, visible: Array) -> bool:
-    return bool(row.min() >= 0.0 and abs(row.sum() - 1.0) <= _NEAR and not row[visible == 0].any())
+    return bool(row.min() >= 0.0 and abs(row.sum() - 1.0) <= UNIT_SUM and not row[visible == 0].any())
 
 
 def _range_holds(decision: RowDecision, heads: Sequence[tuple[Array, Array, Array, float]], bound: object) -> bool:
@@ -60,7 +58,7 @@ def _range_holds(decision: RowDecision, heads: Sequence[tuple[Array, Array, Arra
         return False
     cost, duals = decision.quantity.to(torch.float64).numpy(), decision.range_duals.numpy()
     own = sum(w * float(cost @ row) for row, _, _, w in heads)
-    near = _NEAR * max(1.0, float(np.abs(cost).max()))
+    near = UNIT_SUM * max(1.0, float(np.abs(cost).max()))
     least, most = (sum(w * float(pick(cost[seen])) for _, _, seen, w in heads) for pick in (np.min, np.max))
     return bool(
         decision.lower <= max(bound(cost, duals[0]), least)

@@ -22,9 +22,7 @@ from torch import Tensor
 from whence.core.attention.polytope import Constraints, proved_minimum
 from whence.core.numerics.arrays import Array, Booleans
 from whence.core.numerics.threads import one_thread
-
-SOLVED = 1e-7
-"""A program is solved when its point and its dual are so close: a tenth of what counts as exact."""
+from whence.core.numerics.tolerances import DUALITY_GAP, FEASIBLE, FIRST_WEIGHT, SOLVED
 
 BATCH = 256
 """Programs at once: their points and normal matrices stay in the cache."""
@@ -32,8 +30,6 @@ BATCH = 256
 _FEW = 8
 _STEPS = 18
 _ALMOST = 0.995  # of the way to the boundary
-_START = 1e-12  # least weight at the start; a row may hold exact zeros
-_FEASIBLE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ class InteriorPoint:
         visible: Booleans,
         *,
         target: Array | None = None,
-        close: float = 1e-8,
+        close: float = DUALITY_GAP,
     ) -> Minima:
         """min cᵀx for costs (k, n) over the polytopes of rows (k, n) that see the keys visible (k, n).
 
@@ -91,7 +87,7 @@ class InteriorPoint:
         attained = (costs * points).sum(1)
         value_duals = duals @ self.constraints.dual_map.T
         proved = proved_minimum(costs, value_duals, rows, self.values, 0.0, allowance=2.0, visible=visible)
-        feasible = np.abs((points - rows) @ self.constraints.q).max(1) <= _FEASIBLE
+        feasible = np.abs((points - rows) @ self.constraints.q).max(1) <= FEASIBLE
         excess = np.where(visible, costs - value_duals @ self.values.T, np.inf)
         excess = np.where(visible, excess - excess.min(1, keepdims=True), 0.0)
         return Minima(points, attained, proved, feasible, feasible & (attained - proved <= SOLVED), excess)
@@ -102,7 +98,7 @@ class InteriorPoint:
         points, multipliers = a.clone(), a.new_zeros(len(a), q.shape[1])
         at = torch.arange(len(a))  # the programs still under way
         right = a @ q
-        x = a.clamp(min=_START)
+        x = a.clamp(min=FIRST_WEIGHT)
         w = torch.ones_like(a) if mask is None else mask
         x = x if mask is None else x * w + (1 - w)  # hidden keys stay at 1 and count nowhere
         count = w.sum(-1, keepdim=True)
@@ -115,7 +111,7 @@ class InteriorPoint:
             gap = active * s
             cost = (c * active).sum(-1)
             done = (cost - (right * y).sum(-1)).abs() <= close
-            done = (done | (cost < below)) & (missing.abs().amax(-1) <= _FEASIBLE)
+            done = (done | (cost < below)) & (missing.abs().amax(-1) <= FEASIBLE)
             if bool(done.any()):
                 points[at[done]], multipliers[at[done]] = active[done], y[done]
                 left = ~done

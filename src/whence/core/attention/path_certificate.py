@@ -29,10 +29,9 @@ from torch import Tensor
 from whence.core.attention.alignment import warping_path
 from whence.core.attention.decision import Heads
 from whence.core.numerics.arrays import Array, Booleans, Integers
+from whence.core.numerics.tolerances import SUM_ROUNDING
 
 _EPS = float(np.finfo(np.float64).eps)
-# What sums of a few thousand weights can be off by, in the path as it is computed and in the bounds.
-ROUNDING = 1e-9
 # The search for the ends of a range: its first step in keys, and at how many keys programmes are solved for each end.
 _STEP = 6
 _TRIES = 7
@@ -130,16 +129,16 @@ def _possible(bounds: _Bounds) -> tuple[Booleans, Booleans, Booleans]:
         # The hand-overs after it that must be put back with it, since the next query would else end before it begins.
         following = np.where(keys < bounds.s0[i + 1], best, -np.inf) if i + 1 < len(gains) else nothing
         value = gains[i] + np.maximum(np.maximum.accumulate(following[::-1])[::-1], 0.0)
-        early[i] = (keys < bounds.e0[i]) & (value - need[i] >= -ROUNDING)
+        early[i] = (keys < bounds.e0[i]) & (value - need[i] >= -SUM_ROUNDING)
         best = np.where(early[i], value, -np.inf)
     need = _needed(gains, bounds.e0, 1)
     best = nothing
     for i in range(len(gains)):
         before = np.where(keys >= bounds.e0[i], best, -np.inf)
         value = gains[i] + np.maximum(np.maximum.accumulate(before), 0.0)
-        late[i] = (keys > bounds.e0[i]) & (value - need[i] >= -ROUNDING)
+        late[i] = (keys > bounds.e0[i]) & (value - need[i] >= -SUM_ROUNDING)
         on = np.where(keys == bounds.e0[i], step[i], value - gains[i] + step[i] - need[i])
-        side[i] = (keys >= bounds.e0[i]) & (on >= -ROUNDING)
+        side[i] = (keys >= bounds.e0[i]) & (on >= -SUM_ROUNDING)
         best = np.where(late[i], value, -np.inf)
     return early, late, side
 

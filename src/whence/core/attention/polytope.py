@@ -23,7 +23,7 @@ import torch
 
 from whence.core.numerics.arrays import Array, Booleans
 from whence.core.numerics.basis import column_basis, unit_scale
-from whence.core.numerics.tolerances import EPS64, SAME_ROW
+from whence.core.numerics.tolerances import EPS64, FEASIBLE, INTERIOR_ZERO, SAME_ROW, SOLVER_ZERO
 from whence.errors import MissingExtraError, WhenceError
 
 
@@ -204,8 +204,8 @@ class Polytope:
             ("presolve", "off"),
             ("solver", "simplex"),
             ("simplex_strategy", 4),  # primal: the last vertex stays feasible when only the objective changes
-            ("primal_feasibility_tolerance", 1e-9),
-            ("dual_feasibility_tolerance", 1e-9),
+            ("primal_feasibility_tolerance", FEASIBLE),
+            ("dual_feasibility_tolerance", FEASIBLE),
         ):
             highs.setOptionValue(name, value)
         highs.passModel(lp)
@@ -275,7 +275,7 @@ class Polytope:
 def polished(vertex: Array, row: Array, q: Array) -> Array:
     """A point of P that a solver found, as an exact attention row: ≥ 0, sum 1, qᵀx = qᵀa solved again on its support."""
     x = np.clip(vertex, 0.0, None)
-    for least in (1e-10, 1e-7):  # an interior point's zeros are small numbers
+    for least in (SOLVER_ZERO, INTERIOR_ZERO):  # an interior point's zeros are small numbers
         support = x > least
         exact = np.zeros_like(x)
         exact[support] = x[support] + np.linalg.lstsq(q[support].T, (row - x * support) @ q, rcond=None)[0]

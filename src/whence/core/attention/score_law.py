@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SMALLEST = 1e-6
-"""Weights below this are left out: float32 knows their logarithm no better than the scores they came from."""
+from whence.core.numerics.tolerances import SMALLEST_WEIGHT
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ def score_law(
     (0.5, True)
     """
     one, two = (w.detach().double() for w in weights)
-    seen = (one > SMALLEST) & (two > SMALLEST)
-    logs = (one.clamp_min(SMALLEST).log(), two.clamp_min(SMALLEST).log())
+    seen = (one > SMALLEST_WEIGHT) & (two > SMALLEST_WEIGHT)
+    logs = (one.clamp_min(SMALLEST_WEIGHT).log(), two.clamp_min(SMALLEST_WEIGHT).log())
     raw = tuple(p.detach().double() for p in products)
     change, moved = _centred(logs[0] - logs[1], seen), _centred(raw[0] - raw[1], seen)
     fitted = float((change * moved).sum() / moved.square().sum().clamp_min(1e-300)) if scale is None else scale

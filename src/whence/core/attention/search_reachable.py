@@ -16,7 +16,14 @@ from whence.core.attention.reachable_rows import _centred_basis, near_tied
 from whence.core.numerics.basis import unit_scale
 from whence.core.numerics.checks import as_row, check_values, shape
 from whence.core.numerics.threads import one_thread
-from whence.core.numerics.tolerances import rank_eps
+from whence.core.numerics.tolerances import (
+    EXACT_OUTPUT,
+    NEWTON_FROM,
+    PROJECTOR_ROUNDING,
+    SECOND_ROW,
+    SQUARED_ZERO,
+    rank_eps,
+)
 from whence.errors import InputError
 
 
@@ -112,10 +119,10 @@ def search_reachable(
     z = _solve(z, a, kb, vb, iterations)
     x = torch.softmax(a.log() + z @ kb.T, -1)
     size = torch.linalg.vector_norm(a @ vb) + 1.0
-    solved = torch.linalg.vector_norm((x - a) @ vb, dim=-1) <= 1e-12 * size
+    solved = torch.linalg.vector_norm((x - a) @ vb, dim=-1) <= EXACT_OUTPUT * size
     distance = 0.5 * (x - a).abs().sum(-1)
-    returned = int((solved & (distance <= 1e-6)).sum())
-    good = solved & (distance > 1e-6)
+    returned = int((solved & (distance <= SECOND_ROW)).sum())
+    good = solved & (distance > SECOND_ROW)
     if not bool(good.any()):
         return ReachableSearch(**{**nothing.__dict__, "returned": returned})
     best = int(torch.where(good, distance, -1.0).argmax())
@@ -165,14 +172,14 @@ def _solve(z: Tensor, a: Tensor, kb: Tensor, vb: Tensor, iterations: int) -> Ten
         f = torch.where(better.unsqueeze(-1), f_new, f)
         cost = torch.where(better, cost_new, cost)
         damping = torch.where(better, damping * 0.2, damping * 4).clamp(1e-15, 1e8)
-        if bool((cost < 1e-30).all()):
+        if bool((cost < SQUARED_ZERO).all()):
             break
     for _ in range(3):  # Newton, minimum norm, accepted only where it helps
         jacobian = vb.T @ (x.unsqueeze(-1) * kb) - (x @ vb).unsqueeze(-1) * (x @ kb).unsqueeze(-2)
-        close = cost < 1e-10
+        close = cost < NEWTON_FROM
         if not bool(close.any()):
             break
-        step = (torch.linalg.pinv(jacobian, rtol=1e-13) @ f.unsqueeze(-1)).squeeze(-1)
+        step = (torch.linalg.pinv(jacobian, rtol=PROJECTOR_ROUNDING) @ f.unsqueeze(-1)).squeeze(-1)
         trial = z - step
         x_new, f_new, cost_new = evaluate(trial)
         better = close & (cost_new < cost)

@@ -24,7 +24,7 @@ from whence.core.numerics.arrays import Array, Booleans, Integers
 from whence.core.numerics.checks import as_rows, check_pair, shape
 from whence.core.numerics.masks import full_mask
 from whence.core.numerics.threads import one_thread
-from whence.core.numerics.tolerances import GAP, rank_eps
+from whence.core.numerics.tolerances import DUALITY_GAP, GAP, rank_eps
 from whence.errors import InputError
 
 
@@ -165,11 +165,11 @@ class _Rows:
         self.width = np.full(len(rows), np.nan)
         self._verdicts = np.full(len(rows), int(RowVerdict.NONE))
         self._more = epsilon + GAP
-        self._close = 1e-8
+        self._close = DUALITY_GAP
 
     def verdicts(self, *, whole: bool) -> npt.NDArray[np.int64]:
         """(m,) of `RowVerdict`. whole: solve both ends of every heaviest weight to the last digit, for `width`."""
-        self._close = 1e-8 if whole else self.epsilon / 50
+        self._close = DUALITY_GAP if whole else self.epsilon / 50
         heavy = np.flatnonzero(self.weight > self.epsilon)
         self._raise_one(np.flatnonzero(self.weight <= self.epsilon))
         least = self._end(heavy, 1.0, None if whole else self.weight[heavy] - self._more)

@@ -18,7 +18,7 @@ from torch import Tensor
 from whence.core.attention.polytope import Polytope
 from whence.core.numerics.arrays import Array
 from whence.core.numerics.checks import as_row
-from whence.core.numerics.tolerances import OTHER_OUTPUT, rank_eps
+from whence.core.numerics.tolerances import OTHER_OUTPUT, OWN_ROW, SAME_ROW, SEARCH_GAIN, rank_eps
 from whence.errors import InputError
 from whence.results.short_repr import short_repr
 
@@ -116,7 +116,7 @@ def random_row_at(
     row, _, seen = as_row(attention_row, blank, visible)
     a = row[seen].numpy()
     farthest = 1.0 - float(a.min())
-    if not 0.0 <= total_variation <= farthest + 1e-12:
+    if not 0.0 <= total_variation <= farthest + OWN_ROW:
         raise InputError(
             f"total_variation={total_variation!r}; rows at distance 0 to {farthest:.6g} (all mass on the lightest "
             "key) exist."
@@ -158,7 +158,7 @@ def _climb(solver: Polytope, a: Array, cost: Array, *, steps: int = 20) -> tuple
     for _ in range(steps):
         following = solver.vertex(-np.sign(x - a))
         gained = float(np.abs(following - a).sum())
-        if gained <= here + 1e-9:
+        if gained <= here + SAME_ROW:
             break
         x, here = following, gained
     return x, here
@@ -169,9 +169,9 @@ def _search(solver: Polytope, a: Array, costs: list[Array], *, kicks: int = 6) -
     best, distance = a, 0.0
     for cost in costs:
         x, here = _climb(solver, a, cost)
-        if here > distance + 1e-9:
+        if here > distance + SAME_ROW:
             best, distance = x, here
-    risen = distance > 1e-9
+    risen = distance > SAME_ROW
     while risen:
         risen = False
         move = best - a
@@ -179,7 +179,7 @@ def _search(solver: Polytope, a: Array, costs: list[Array], *, kicks: int = 6) -
             cost = -np.sign(move)
             cost[j] = -cost[j] * len(a)
             x, here = _climb(solver, a, cost)
-            if here > distance + 1e-6:
+            if here > distance + SEARCH_GAIN:
                 best, distance, risen = x, here, True
                 break
     return solver.polished(best) if distance > 0 else a

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whence.core.numerics.tolerances import TIED_KEYS
 from whence.errors import InputError, ModelError
 from whence.identifiable.conversion import closed_form
 from whence.identifiable.conversion.checkpoint import History
@@ -30,7 +31,6 @@ from whence.results.progress import Progress, Say
 from whence.results.provenance import Provenance
 
 FITTING_TEXTS = 64  # windows for the closed form
-TIED = 1e-4  # a key is a function of the value if less than this of it lies outside span[V, 1], in float32
 
 
 def tie_keys(
@@ -121,7 +121,7 @@ def tie_keys(
     student_config.update({"whence": {"keys": "tied", "converted_from": chosen.name}})
     result = Model(student, chosen.tokenizer, chosen.processor, f"{chosen.name}, keys tied")
     residual = tied_residual(result, measured)
-    if residual > TIED:
+    if residual > TIED_KEYS:
         raise ModelError(
             f"after conversion {residual:.1e} of a key of {chosen.name} still lies outside its values: the model "
             "changes its keys after projecting them, so tying the projections does not make its attention unique."

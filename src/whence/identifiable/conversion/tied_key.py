@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from whence.core.numerics.tolerances import TIED_KEYS
 from whence.errors import ModelError
 
 NAMES = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"), ("q", "k", "v"))
@@ -162,7 +163,7 @@ def unfold(places: list[Projections]) -> list[Tensor]:
         wanted = key.weight.double().unflatten(0, (place.heads, -1)).mT  # (head, d, d_k)
         mixing = torch.linalg.lstsq(value, wanted, driver="gelsd").solution
         left = torch.linalg.matrix_norm(wanted - value @ mixing) / torch.linalg.matrix_norm(wanted)
-        if float(left.max()) > 1e-4:
+        if float(left.max()) > TIED_KEYS:
             raise ModelError(
                 f"the keys of {place.path!r} are no function of its values ({float(left.max()):.1e} is left over): "
                 "start from a model that tie_keys has made."

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whence.core.numerics.tolerances import FIRST_WEIGHT, SCORE_FIT
 from whence.reading.trace import Layer
 
 Cap = tuple[float, float]
@@ -65,7 +66,7 @@ def inferred_scale(layer: Layer) -> float | None:
     """s from log A_jm = s q_j · k_m − constant_j, by least squares; None where that does not hold."""
     attention = layer.attention.to(torch.float64)
     products = layer.queries.to(torch.float64) @ layer.keys.to(torch.float64).transpose(1, 2)
-    seen = attention > 1e-12
+    seen = attention > FIRST_WEIGHT
     logs = torch.where(seen, attention.clamp(min=1e-12).log(), 0.0)
     count = seen.sum(-1, keepdim=True).clamp(min=1)
 
@@ -78,4 +79,4 @@ def inferred_scale(layer: Layer) -> float | None:
         return None
     scale = float((x * y).sum() / x.square().sum())
     rest = (y - scale * x).abs().max() / y.abs().max().clamp(min=1e-12)
-    return scale if bool(rest < 1e-3) else None
+    return scale if bool(rest < SCORE_FIT) else None

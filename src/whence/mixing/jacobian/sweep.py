@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.core.numerics.tolerances import DIFFERENCE_AGREEMENT, DIFFERENCE_STEP, FOLD_AGREEMENT
+from whence.core.numerics.tolerances import DIFFERENCE_AGREEMENT, DIFFERENCE_STEP, FOLD_AGREEMENT, STRAY_MASS
 from whence.errors import ModelError
 from whence.mixing.jacobian.fold import BlockJacobians, Fold, block_jacobians, fold_read
 from whence.mixing.jacobian.forward_mode import Runner, no_forward_mode
@@ -193,7 +193,7 @@ def _ways(stack: Stack, runner: Runner, caps: list[Cap | None], count: int, memo
         return  # finding the pairs, and the blocks' matrices, takes more directions than were wanted in all
     for layer in stack:
         rows = layer.attention.sum(-1)
-        if 2 * layer.queries.shape[-1] > width or bool((rows - 1).abs().max() > 1e-3):
+        if 2 * layer.queries.shape[-1] > width or bool((rows - 1).abs().max() > STRAY_MASS):
             return  # the two parts of a pair cannot be told apart; or rows have a sink, and constants do not cancel
     try:
         yield paired_scores(stack.layers, runner.reactions)

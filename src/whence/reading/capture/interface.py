@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from whence.core.numerics.tolerances import SAME_STATE
 from whence.errors import ModelError
 from whence.model.memory import configs_of, lock_of
 from whence.reading.capture.function_mode import SOFTMAX
@@ -123,7 +124,7 @@ def _with_sink(
     scaled = weights.float() * share[..., None]
     found = output.transpose(1, 2).float()
     apart = (mix(scaled, value.float()) - found).abs().amax()
-    if not apart <= 4 * max(torch.finfo(output.dtype).eps, 1e-6) * found.abs().amax():
+    if not apart <= 4 * max(torch.finfo(output.dtype).eps, SAME_STATE) * found.abs().amax():
         return weights, None
     return scaled.to(weights.dtype), (1 - share).to(weights.dtype)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whence.core.numerics.tolerances import SAME_STATE
 from whence.errors import InputError, WiringError
 from whence.model.load import Model
 from whence.reading.capture.attach import accepted, picking_up
@@ -74,7 +75,7 @@ def word_start(trace: Trace, model: Model, proof: Proof, stack: Stack) -> Handle
         change = (read(move) - still).abs().amax(-1)
         own = change[at].clone()
         change[at] = 0
-        if float(change.max()) > 1e-6 * float(own):
+        if float(change.max()) > SAME_STATE * float(own):
             if embedded.shape[-1] != still.shape[-1]:
                 raise WiringError(
                     f"tokens mix before the first block with attention, and the word embeddings ({embedded.shape[-1]} numbers) "

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whence.core.numerics.tolerances import state_agreement
 from whence.errors import ModelError
 from whence.model.memory import remembered
 from whence.reading.capture.attach import FUNCTION_MODE, INTERFACE, accepted, attached
@@ -32,8 +33,6 @@ from whence.reading.wiring.op_graph import OpGraph, deviation, walk
 from whence.reading.wiring.proof_inputs import check_weights, kind_of, long_enough
 from whence.reading.wiring.sites import AttentionSite, number_sites, read_site, tested
 from whence.results.short_repr import short_repr
-
-TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def prove(model: nn.Module, inputs: Mapping[str, Any]) -> Proof:
     inputs = accepted(model, long_enough(model, inputs))
     batch = next(iter(t for _, t in walk(dict(inputs)))).shape[0]
     plain = _plain_outputs(model, inputs)
-    tolerance = TOLERANCE.get(next(model.parameters()).dtype, 6e-2)
+    tolerance = state_agreement(next(model.parameters()).dtype)
     tried: list[str] = []
     for capture in (INTERFACE, FUNCTION_MODE):
         try:
