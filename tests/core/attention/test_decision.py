@@ -264,6 +264,45 @@ def test_argmax_among_many_is_what_one_cold_program_for_each_rival_says():
     assert seen == {"certified", "refuted"}  # both kinds were met
 
 
+@pytest.mark.parametrize("rank", [64, 40])
+def test_a_row_of_very_many_keys_is_what_two_cold_programs_say(rank, monkeypatch):
+    """Whichever solver is used; thresholds on either side of the least value, and one nearer to it than a solver comes."""
+    from scipy.optimize import linprog
+
+    from whence.core.attention import decision
+
+    rows, values = softmax_head(700, rank, 3, queries=2)
+    values = torch.cat([values, values[..., :24]], -1)  # columns twice: the rank is less than the width
+    cost = torch.zeros(700, dtype=torch.float64)
+    words = {"certified": 0, "refuted": 0, "open": 0}
+    for q in range(2):
+        a, v = rows[0, q].double().numpy(), values[0].double().numpy()
+        a = a / a.sum()
+        cost[:] = 0.0
+        cost[np.argsort(-a)[:20].copy()] = 1.0
+        matrix, right = np.vstack([v[:, :rank].T, np.ones(700)]), np.append(a @ v[:, :rank], 1.0)
+        least, most = (
+            sign * linprog(sign * cost.numpy(), A_eq=matrix, b_eq=right, bounds=(0, None)).fun for sign in (1, -1)
+        )
+        for threshold in (least - 1e-4, least + 1e-4, least):
+            claim = Claim(cost.clone(), threshold=threshold)
+            answers = []
+            for many in (512, 10_000):
+                monkeypatch.setattr(decision, "_MANY_KEYS", many)
+                answers.append(decide_row(Heads(rows, values, torch.ones(1)), q, [claim], cost))
+            for answer in answers:
+                assert (answer.lower, answer.upper) == pytest.approx((least, most), abs=2e-8)
+                assert answer.lower <= least + 1e-9
+                assert answer.upper >= most - 1e-9
+                one, seen = torch.from_numpy(a)[None], torch.ones(1, 700, dtype=torch.bool)
+                assert check_decision(answer, one, values.double(), seen, torch.ones(1), [claim])
+            if threshold != least:
+                assert answers[0].verdict == answers[1].verdict == ("certified" if threshold < least else "refuted")
+            words[answers[0].verdict] += 1
+    assert words["certified"] >= 2
+    assert words["refuted"] >= 2
+
+
 def test_a_refutation_has_the_same_output_to_1e_10():
     rows, values = softmax_head(80, 24, 1, queries=8)
     met = 0

@@ -27,11 +27,12 @@ import torch
 from torch import Tensor
 
 from whence.core.attention.claim import Claim, breaks, distance
-from whence.core.attention.polytope import Polytope, proved_minimum
+from whence.core.attention.interior_point import InteriorPoint
+from whence.core.attention.polytope import Polytope, polished, proved_minimum
 from whence.core.numerics.arrays import Array, Booleans
 from whence.core.numerics.checks import as_row, check_pair, shape
 from whence.core.numerics.masks import full_mask
-from whence.core.numerics.tolerances import SAME_OUTPUT, SOLVER_ZERO, UNIT_SUM
+from whence.core.numerics.tolerances import DUALITY_GAP, SAME_OUTPUT, SOLVER_ZERO, UNIT_SUM
 from whence.errors import InputError
 from whence.results.short_repr import short_repr
 
@@ -40,6 +41,8 @@ Verdict = Literal["certified", "refuted", "open"]
 _EPS = float(np.finfo(np.float64).eps)
 # The projection of the cost on [V, 1] is a dual; how far along it the best bound lies depends on the row.
 _STRETCHES = np.array([1.0, 1.2, 1.5, 2.0, 3.0, 5.0])
+# From so many keys on the interior-point method finds both ends of a range sooner (benchmarks/decide.py).
+_MANY_KEYS = 512
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,22 @@ class _Space:
         self.to_dual = (vt[:rank].T / s[:rank]) @ u[:, :rank].T / scale
         self._first = row
         self._solver: Polytope | None = None
+        self._interior: InteriorPoint | None = None
+
+    def ends(self, row: Array, cost: Array) -> list[tuple[Array, Array]] | None:
+        """Dual and point of min cᵀx and of min −cᵀx, by the interior-point method where a row sees very many keys.
+
+        None where the simplex method is as fast, or where point and dual did not meet to `DUALITY_GAP` of the costs' range.
+        """
+        if len(row) < _MANY_KEYS or len(row) < 2 * self.q.shape[1]:
+            return None
+        if self._interior is None:
+            self._interior = InteriorPoint(self.values, _EPS)
+        costs, rows = np.stack([cost, -cost]), np.stack([row, row])
+        met = self._interior.minima(costs, rows, np.ones(costs.shape, dtype=bool), close=DUALITY_GAP / 10, steps=30)
+        if not (met.feasible & (met.attained - met.proved <= DUALITY_GAP * float(np.ptp(cost)))).all():
+            return None
+        return [(met.duals[i], polished(met.points[i], row, self._interior.constraints.q)) for i in (0, 1)]
 
     def solver(self, row: Array) -> Polytope:
         if self._solver is None:
@@ -252,6 +271,7 @@ class _Work:
     programs: int = 0
     ends: list[tuple[float, Array]] = field(default_factory=list)
     solved: dict[bytes, list[tuple[float, Array, Array]]] = field(default_factory=dict)
+    met: set[bytes] = field(default_factory=set)  # of these, what the interior-point method solved
 
     def program(self, cost: Array) -> list[tuple[float, Array, Array]]:
         """The exact program of every head; asked twice, solved once."""
@@ -263,12 +283,30 @@ class _Work:
 
     def solve_range(self, cost: Array) -> None:
         """Both ends of cᵀx; the claims that are about the same number then find their programs solved."""
+        self._both_ends(cost)
         for sign in (1.0, -1.0):
             solved = self.program(sign * cost)
             # x ≥ 0 and Σx = 1 are proofs of their own: no end lies beyond the cheapest key.
             plain = sum(row.weight * float((sign * cost)[row.visible].min()) for row in self.rows)
             end = max(self.total([s[0] for s in solved]), plain)
             self.ends.append((sign * end, np.stack([s[1] for s in solved])))
+
+    def _both_ends(self, cost: Array) -> None:
+        """Solve both programs of a range at once, where every head has a way to; elsewhere nothing happens."""
+        ends = []
+        for row in self.rows:
+            both = row.space.ends(row.row, cost[row.visible])
+            if both is None:
+                return
+            ends.append(both)
+        for i, sign in enumerate((1.0, -1.0)):
+            mark = (sign * cost + 0.0).tobytes()
+            self.met.add(mark)
+            self.solved[mark] = [
+                (row.proved(sign * cost[row.visible], both[i][0]), *both[i])
+                for row, both in zip(self.rows, ends, strict=True)
+            ]
+            self.programs += len(self.rows)
 
     def total(self, bounds: Sequence[float]) -> float:
         """A proved bound on the weighted sum from one for each head, less the rounding of the sum."""
@@ -291,13 +329,21 @@ class _Work:
                 if self._record(claim, cost, [p[0] for p in parts], [p[1] for p in parts], final=False):
                     continue
             solved = self.program(cost)
-            last = len(group) <= 1
-            if self._record(claim, cost, [s[0] for s in solved], [s[1] for s in solved], final=last):
+            bounds, duals = [s[0] for s in solved], [s[1] for s in solved]
+            if self._record(claim, cost, bounds, duals, final=False):
                 continue
             x = [row.polished(s[2]) for row, s in zip(self.rows, solved, strict=True)]
-            if self._refuted(x):
+            refuted, mark = self._refuted(x), (cost + 0.0).tobytes()
+            if mark in self.met and not refuted:  # the ends met, but not closely enough for this claim
+                self.met.discard(mark)
+                del self.solved[mark]
+                groups.append(group)
+                continue
+            if len(group) <= 1:
+                self._record(claim, cost, bounds, duals, final=True)
+            if refuted:
                 return True
-            if not last:
+            if len(group) > 1:
                 groups.extend(_halves(group, self.combined(x)))
         return False
 

@@ -27,8 +27,10 @@ from whence.core.numerics.tolerances import DUALITY_GAP, FEASIBLE, FIRST_WEIGHT,
 BATCH = 256
 """Programs at once: their points and normal matrices stay in the cache."""
 
+STEPS = 18
+"""After so many a program that is not solved is sooner done by the simplex method."""
+
 _FEW = 8
-_STEPS = 18
 _ALMOST = 0.995  # of the way to the boundary
 
 
@@ -38,6 +40,7 @@ class Minima:
 
     feasible (k,): the point is an alternative, to 1e-9. solved (k,): it is, and what it attains is proved to `SOLVED`.
     excess (k, n) ≥ 0: what each key costs more than the dual allows for: cᵀx ≥ proved + excessᵀx for every x in P.
+    duals (k, d_v): the proofs, u of `proved_minimum`.
     """
 
     points: Array
@@ -46,6 +49,7 @@ class Minima:
     feasible: Booleans
     solved: Booleans
     excess: Array
+    duals: Array
 
 
 class InteriorPoint:
@@ -71,10 +75,12 @@ class InteriorPoint:
         *,
         target: Array | None = None,
         close: float = DUALITY_GAP,
+        steps: int = STEPS,
     ) -> Minima:
         """min cᵀx for costs (k, n) over the polytopes of rows (k, n) that see the keys visible (k, n).
 
         target (k,): a program is left as soon as its point costs less. close: or as soon as point and dual are so close.
+        steps: or after so many of them.
         """
         points, duals = np.array(rows), np.zeros((len(rows), self._q.shape[1]))
         with one_thread():
@@ -83,16 +89,19 @@ class InteriorPoint:
                 below = np.full(len(costs[some]), -np.inf) if target is None else target[some]
                 mask = None if visible[some].all() else torch.from_numpy(visible[some]).to(torch.float64)
                 c, a = torch.from_numpy(costs[some]), torch.from_numpy(rows[some])
-                points[some], duals[some] = (t.numpy() for t in self._solve(c, a, mask, torch.from_numpy(below), close))
+                found = self._solve(c, a, mask, torch.from_numpy(below), close, steps)
+                points[some], duals[some] = (t.numpy() for t in found)
         attained = (costs * points).sum(1)
         value_duals = duals @ self.constraints.dual_map.T
         proved = proved_minimum(costs, value_duals, rows, self.values, 0.0, allowance=2.0, visible=visible)
         feasible = np.abs((points - rows) @ self.constraints.q).max(1) <= FEASIBLE
         excess = np.where(visible, costs - value_duals @ self.values.T, np.inf)
         excess = np.where(visible, excess - excess.min(1, keepdims=True), 0.0)
-        return Minima(points, attained, proved, feasible, feasible & (attained - proved <= SOLVED), excess)
+        return Minima(points, attained, proved, feasible, feasible & (attained - proved <= SOLVED), excess, value_duals)
 
-    def _solve(self, c: Tensor, a: Tensor, mask: Tensor | None, below: Tensor, close: float) -> tuple[Tensor, Tensor]:
+    def _solve(
+        self, c: Tensor, a: Tensor, mask: Tensor | None, below: Tensor, close: float, steps: int
+    ) -> tuple[Tensor, Tensor]:
         """The last point (k, n) and multipliers (k, r) of each program. mask (k, n): 1 at visible keys; None, all."""
         q = self._q
         points, multipliers = a.clone(), a.new_zeros(len(a), q.shape[1])
@@ -105,7 +114,7 @@ class InteriorPoint:
         y = a.new_zeros(len(a), q.shape[1])
         y[:, -1] = c.amin(-1) - 1.0  # q's last column is 1: a dual with every reduced cost at least 1
         s = c - y @ q.T
-        for _ in range(_STEPS):
+        for _ in range(steps):
             active = x if mask is None else x * w
             missing = right - active @ q
             gap = active * s
