@@ -139,6 +139,7 @@ def make() -> Path:
         else f"{len(tally.width)} of {tally.asked} words have a certified range, {median(tally.width):.2f} s wide (median), "
         f"{tally.close} of them within ±.2 s of the path's own time"
     )
+    short = f"{len(words['read'])} of the {len(heads)} may be read, {len(words['careful'])} with care, {len(words['do not read'])} may not"
     listed = "; ".join(f"*{word}*: {', '.join(pairs)}" for word, pairs in words.items() if pairs)
     return write(
         "words",
@@ -150,15 +151,15 @@ def make() -> Path:
         "has it: frames after the sound cut off, each frame standardised over the tokens, a running median of 7 frames, the mean "
         "of the heads, dynamic time warping. (3) The plain path: the mean of the heads and dynamic time warping, nothing else: `path()`.",
         f"**The verdict.** **A row may be read where it is certified, the plain path with its range beside it; the recipe's own path is not proved.** (1) Of {peaked} rows with at least half near "
-        f"their peak {good} are certified to have it there. (2) Standardising couples all rows, so nothing can be certified of the recipe's own path; attention with the "
-        f"same outputs was found that moves {tally.refuted} of its {tally.words} times by more than .2 s (largest {max(tally.moved):.2f} s), and the model does not notice. (3) Of the "
+        f"their peak {good} are certified to have it there. (2) Standardising couples all rows, so nothing can be certified of the recipe's own path; the early and late alignments found "
+        f"with the same outputs move {tally.refuted or 'none'} of its {tally.words} times by more than .2 s (largest {max(tally.moved):.2f} s). That is a search, not a proof that none does. (3) Of the "
         f"plain path {ranges}.",
         picture(
             "words",
             shown.plot(),
             "Words by time: the recipe's path, its extreme alternatives, and the certified ranges",
         ),
-        "*The first sentence. Blue: the recipe's path. Orange: the earliest and the latest alignment found with the same outputs. Green: where the plain path is "
+        "*The first sentence. Blue: the recipe's path. Orange: the early and the late alignment found with the same outputs. Green: where the plain path is "
         "proved to lie.*",
         "**The counter-example.** All alignment rows at once, put into the model. "
         + " ".join(
@@ -176,7 +177,7 @@ def make() -> Path:
             installs="espeak-ng",
         ),
         "## May I use these heads?",
-        f"For tiny.en, on these sentences: {listed}. A head is *read* when at least half of its rows have half of their weight near the peak and 95 % of those are "
+        f"**For tiny.en, on these sentences, {short}.** Row by row, layer.head: {listed}. A head is *read* when at least half of its rows have half of their weight near the peak and 95 % of those are "
         "certified to; *do not read* when fewer than half of those are certified (or there are none); *careful* between.",
         table(
             [
@@ -195,7 +196,7 @@ def make() -> Path:
                 "word",
                 "spoken at (s)",
                 "recipe",
-                "same outputs: early … late",
+                "early alignment … late one",
                 "verdict (.2 s)",
                 "plain path",
                 "certified range of the plain path",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -131,53 +132,79 @@ def run_recall(job: dict[str, Any]) -> dict[str, Any]:
     return {"accuracy": float((guess == labels[:, 1:])[asked].double().mean()), "parameters": model.num_parameters()}
 
 
-# -- second rows -----------------------------------------------------------------------------------------------------
+# -- second rows and certificates -------------------------------------------------------------------------------------
 
 
-def second_rows(job: dict[str, Any]) -> dict[str, Any]:
-    """Of the trained model, at several lengths: in how many rows another query gives the same head output.
+def readings(job: dict[str, Any]) -> dict[str, Any]:
+    """Of the trained model, at several lengths, the last row of every head: is there a second one, and how free is it?
 
-    The search takes no short-cut for tied keys: it is run on them as on any other.
+    second: in how many rows another query gives the same head output; the search takes no short-cut for tied keys.
+    width: the median over heads of the exact interval of the heaviest weight, over *all* rows of the simplex with the same
+    head output, whether or not a query reaches them: that is what a certificate says, with or without a theorem.
     """
-    file = WORK / f"{name_of(job)}.rows.json"
+    file = WORK / f"{name_of(job)}.readings.json"
     if file.exists():
         return json.loads(file.read_text(encoding="utf-8"))
     model = whence.load(str(WORK / name_of(job)))
     ids = model.tokenizer(reviews().validation[0], verbose=False)["input_ids"]
-    found: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     for n in LENGTHS:
-        trace = whence.trace(model, torch.tensor(ids[:n]), keep=["attention", "keys", "values"])
-        hits = []
-        for layer in trace:
+        trace = whence.trace(model, torch.tensor(ids[:n]), keep=["attention", "keys", "values", "outputs"])
+        hits, widths = [], []
+        for i, layer in enumerate(trace):
             for head in range(len(layer.heads)):
                 row = layer.attention[head, -1].double()
                 keys, values = layer.keys[head].double(), layer.values[head].double()
                 hits.append(search_reachable(row / row.sum(), keys, values, starts=24, use_theorem=False).exists)
-        found[str(n)] = [sum(hits), len(hits)]
-    file.write_text(json.dumps(found), encoding="utf-8")
-    return found
+                certificate = whence.certify(trace, layer=i, head=head, query=n - 1, top=1, orders=False)
+                widths.append(float((certificate.upper - certificate.lower).max()))
+        answer[str(n)] = {"second": [sum(hits), len(hits)], "width": statistics.median(widths)}
+    file.write_text(json.dumps(answer), encoding="utf-8")
+    return answer
 
 
 # -- the page --------------------------------------------------------------------------------------------------------
+
+CONTRASTS = (
+    ("rope-rotary-values", "rope", "the rotation of the values, keys free"),
+    ("rope-tied", "rope-rotary-values", "the tie, values rotated in both"),
+    ("rope-tied", "rope", "both"),
+    ("alibi-tied", "alibi", "the tie, ALiBi"),
+    ("alibi", "rope", "ALiBi for RoPE, keys free"),
+)
+
+
+def contrast(measure: dict[str, dict[int, float]], variant: str, other: str) -> str:
+    """The paired difference over common seeds, with its 95 % interval, and what it allows to say."""
+    common = sorted(set(measure[variant]) & set(measure[other]))
+    if len(common) < 2:
+        return "not measured"
+    mean, half = paired([measure[variant][s] for s in common], [measure[other][s] for s in common])
+    word = "not separated" if abs(mean) <= half else "higher" if mean > 0 else "lower"
+    return f"{mean:+.4f} ± {half:.4f}: {word}"
 
 
 def write() -> None:
     """The page, from what has been run; what has not is said to be missing."""
     done = {v: {s: r for s in SEEDS if (r := finished({"task": "text", "variant": v, "seed": s}))} for v in VARIANTS}
-    recall = {v: [r["accuracy"] for s in SEEDS if (r := finished({"task": "recall", "variant": v, "seed": s}))]
+    recall = {v: {s: r["accuracy"] for s in SEEDS if (r := finished({"task": "recall", "variant": v, "seed": s}))}
               for v in VARIANTS}  # fmt: skip
+    bits = {v: {s: r["validation_bits_per_byte"] for s, r in runs.items()} for v, runs in done.items()}
     missing = [name_of(job) for job in jobs() if finished(job) is None]
     some = next((r for runs in done.values() for r in runs.values()), None)
+    hours = sum(r["cpu_seconds"] for job in jobs() if (r := finished(job))) / 3600
     lines = [
         "# Is a language model with unique attention as good?",
         "",
         "`python studies/identifiable_decoder.py` runs what is missing and writes this page.",
         "",
-        f"Model: {MODEL['num_hidden_layers']} × {MODEL['hidden_size']}, {MODEL['num_attention_heads']} heads, context "
-        f"{TEXT['context']}, byte-level vocabulary of {TEXT['vocab_size']}. Text: {TRAIN_REVIEWS:,} IMDB reviews, "
-        f"{TEXT['epochs']} epoch"
+        f"Model: {MODEL['num_hidden_layers']} × {MODEL['hidden_size']}, {MODEL['num_attention_heads']} heads of "
+        f"{MODEL['hidden_size'] // MODEL['num_attention_heads']}, context {TEXT['context']}, byte-level vocabulary of "
+        f"{TEXT['vocab_size']:,}. Text: {TRAIN_REVIEWS:,} IMDB reviews, {TEXT['epochs']} epoch"
         + (f" = {some['train_tokens']:,} tokens" if some else "")
-        + f"; measured on {VALIDATION_REVIEWS} other reviews. AdamW, highest rate {TEXT['learning_rate']}, cosine; one thread.",
+        + f"; measured on {VALIDATION_REVIEWS} other reviews. AdamW, highest rate {TEXT['learning_rate']}, cosine; one "
+        f"thread, {hours:.1f} processor hours in all. Every variant has the same budget, text and order of blocks; a seed "
+        "changes the first weights and the order. Small models, little text: what holds here may not hold at size.",
         "",
     ]
     if missing:
@@ -189,34 +216,71 @@ def write() -> None:
             "",
         ]
     lines += [
-        "| variant | seeds | bits per byte | difference to rope, paired (95 %) | parameters | cache, numbers a token | "
-        "tokens per processor second | cond(W_O) | second rows at n = " + " / ".join(map(str, LENGTHS)) + " |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "## Is it as good, and is a gain the tie's or the rotation's?",
+        "",
+        (
+            "Paired differences over seeds, 95 % intervals (Student's t). Bits per byte: lower is better. Recall: the share of "
+            f"values recalled in a task that this script makes ({RECALL['pairs']} pairs, {RECALL['steps']:,} steps, chance "
+            f"{1 / RECALL['pairs']:.2f} among the values shown); higher is better."
+        ),
+        "",
+        "| what changes | bits per byte | share recalled |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {said} (`{a}` − `{b}`) | {contrast(bits, a, b)} | {contrast(recall, a, b)} |" for a, b, said in CONTRASTS
+    ]
+    lengths = " / ".join(map(str, LENGTHS))
+    lines += [
+        "",
+        "## The variants",
+        "",
+        (
+            "| variant | seeds | bits per byte | share recalled | parameters | cache, numbers a token | tokens per processor "
+            "second | cond(W_O) |"
+        ),
+        "|---|---|---|---|---|---|---|---|",
     ]
     for variant, runs in done.items():
         if not runs:
             continue
-        bits = [r["validation_bits_per_byte"] for r in runs.values()]
-        common = [s for s in runs if s in done["rope"]]
-        gap = ""
-        if variant != "rope" and common:
-            mean, half = paired(*([done[v][s]["validation_bits_per_byte"] for s in common] for v in (variant, "rope")))
-            gap = f"{mean:+.4f} ± {half:.4f}" if len(common) > 1 else f"{mean:+.4f} (one seed)"
-        one = next(iter(runs.values()))
+        one, each, told = next(iter(runs.values())), list(bits[variant].values()), list(recall[variant].values())
         speed = sum(r["tokens_seen"] / r["cpu_seconds"] for r in runs.values()) / len(runs)
-        rows = (
-            [second_rows({"task": "text", "variant": variant, "seed": s}) for s in runs] if variant != "uniform" else []
-        )
-        seconds = " / ".join(f"{sum(r[str(n)][0] for r in rows)} of {sum(r[str(n)][1] for r in rows)}" for n in LENGTHS)
         lines.append(
-            f"| {variant} | {len(runs)} | {sum(bits) / len(bits):.4f} | {gap} | {one['parameters']:,} | "
-            f"{one['cache_numbers_per_token']:,} | {speed:,.0f} | "
-            f"{max(r['output_condition'] for r in runs.values()):.3g} | {seconds if rows else '–'} |"
+            f"| {variant} | {len(runs)} | {sum(each) / len(each):.4f} | {f'{sum(told) / len(told):.3f}' if told else '–'} | "
+            f"{one['parameters']:,} | {one['cache_numbers_per_token']:,} | {speed:,.0f} | "
+            f"{max(r['output_condition'] for r in runs.values()):.3g} |"
         )
-    if any(recall.values()):
-        lines += ["", f"Associative recall ({RECALL['pairs']} pairs, {RECALL['steps']} steps):", ""]
-        lines += ["| variant | seeds | share of values recalled |", "|---|---|---|"]
-        lines += [f"| {v} | {len(a)} | {sum(a) / len(a):.3f} |" for v, a in recall.items() if a]
+    lines += [
+        "",
+        "## Second rows and certificates",
+        "",
+        (
+            "The last row of every head on a validation review, all seeds. Second rows: another query with the same head output "
+            "was found by a search that knows of no theorem. Width: how far the heaviest weight is free among *all* rows with "
+            "the same head output, whether or not a query reaches them (median over heads, mean over seeds). Tying keys makes "
+            "the row unique among those that a query reaches; it does not make the intervals of a certificate narrow."
+        ),
+        "",
+        f"| variant | second rows at n = {lengths} | width at n = {lengths} |",
+        "|---|---|---|",
+    ]
+    for variant, runs in done.items():
+        if variant == "uniform" or not runs:
+            continue
+        rows = [readings({"task": "text", "variant": variant, "seed": s}) for s in runs]
+        at = [[r[str(n)] for r in rows] for n in LENGTHS]
+        second = " / ".join(f"{sum(r['second'][0] for r in n)} of {sum(r['second'][1] for r in n)}" for n in at)
+        width = " / ".join(f"{sum(r['width'] for r in n) / len(n):.3f}" for n in at)
+        lines.append(f"| {variant} | {second} | {width} |")
+    lines += [
+        "",
+        (
+            "`rope`: rotary positions, free keys, values as they are. `rope-rotary-values`: values turned like keys and the "
+            "output turned back, keys free: the control that tells the rotation from the tie. `rope-tied`: one tensor is key and "
+            "value. `alibi`, `alibi-tied`: linear biases. `uniform`: every visible token weighs the same."
+        ),
+    ]
     PAGE.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 

@@ -235,7 +235,7 @@ def align_rows(
         earliest, latest, duals = proof.first, proof.last, proof.duals
     else:
         earliest, latest = _cell_range(gathered.rows, gathered.values, gathered.visible, n, plain_median)
-    early_rows, late_rows = pushed(gathered, n, median=median, standardise=standardise, unit=unit)
+    early_rows, late_rows = pushed(gathered, n, at, median=median, standardise=standardise, unit=unit)
     first, early, late = (path_of(rows, n, median, standardise)[at] for rows in (gathered.rows, early_rows, late_rows))
     result = Alignment(
         names=tuple(name for name, _ in named),

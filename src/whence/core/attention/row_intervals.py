@@ -74,7 +74,7 @@ def row_intervals(
     mask = (
         full_mask(visible, *attention.shape) if visible is not None else torch.ones(attention.shape, dtype=torch.bool)
     )
-    head = _Head(as_rows(attention, values, mask).numpy(), values, mask.numpy())
+    head = HeadPrograms(as_rows(attention, values, mask).numpy(), values, mask.numpy())
     some, size = [], max(1, BATCH // max(1, keys.shape[1]))
     for query in range(len(attention)) if rows is None else rows:
         if stop():
@@ -88,8 +88,8 @@ def row_intervals(
         yield from head.solve(some, keys[some].numpy())
 
 
-class _Head:
-    """rows and visible (n_query, n_key); values (n_key, d_v)."""
+class HeadPrograms:
+    """The linear programs of one head. rows and visible (n_query, n_key), rows float64 that sum to 1; values (n_key, d_v)."""
 
     def __init__(self, rows: Array, values: Tensor, visible: Booleans) -> None:
         self.rows, self.visible = rows, visible
@@ -130,12 +130,12 @@ class _Head:
             own, spot = line[todo], place[todo]
             costs = np.zeros((len(todo), farthest.shape[1]))
             costs[np.arange(len(todo)), keys[own, spot]] = side
-            points, proved = self._minima(costs, at[own])
+            points, proved = self.minima(costs, at[own])
             sure[own[(costs * points).sum(1) - proved > GAP]] = False
             np.logical_or.at(touched, own, points <= GAP / 4)
             ends[side][own, spot] = np.clip(side * proved, 0.0, 1.0)
             _keep_farthest(farthest, points, self.rows[at], own)
-        points, _ = self._minima(np.sign(self.rows[at] - farthest), at)
+        points, _ = self.minima(np.sign(self.rows[at] - farthest), at)
         _keep_farthest(farthest, points, self.rows[at], np.arange(m))
         return {
             query: RowInterval(
@@ -149,8 +149,11 @@ class _Head:
             for i, query in enumerate(queries)
         }
 
-    def _minima(self, costs: Array, queries: Integers) -> tuple[Array, Array]:
-        """Points and proved bounds; what the interior-point method leaves unproved is solved by the simplex method."""
+    def minima(self, costs: Array, queries: Integers) -> tuple[Array, Array]:
+        """Points (k, n) that minimise costs (k, n) for the rows `queries` (k,), and proved bounds (k,).
+
+        What the interior-point method leaves unproved is solved by the simplex method.
+        """
         found = self._interior.minima(costs, self.rows[queries], self.visible[queries])
         points, proved = found.points, found.proved
         for t in np.flatnonzero(~found.solved):
@@ -158,9 +161,13 @@ class _Head:
             points[t], proved[t] = best.vertex, best.bound
         return points, proved
 
+    def polished(self, query: int, point: Array) -> Array:
+        """A point that a program gave, as an attention row with the same output."""
+        return polished(point, self.rows[query], self._interior.constraints.q)
+
     def _other(self, query: int, point: Array) -> Array:
         row, visible = self.rows[query], self.visible[query]
-        other = polished(point, row, self._interior.constraints.q)
+        other = self.polished(query, point)
         return row if other[~visible].any() or 0.5 * np.abs(other - row).sum() < GAP else other
 
 
