@@ -19,7 +19,11 @@ from whence.cli._speech import in_options
 from whence.errors import UnavailableError
 from whence.model import load as loading
 
-LOADING = {"--task", "--trust-remote-code", "--allow-pickle", "--device", "--dtype"}
+SHARED = {
+    "--model", "--task", "--pair", "--truncate", "--trust-remote-code", "--allow-pickle", "--device", "--dtype",
+}  # fmt: skip
+NO_MODEL = {"methods", "get", "train"}  # they list, fetch and make models
+NO_RESULT = {"serve"}  # it prints nothing but where it is
 TEXT = "The bank raised its rates."
 
 
@@ -28,14 +32,39 @@ def _options(name: str) -> set[str]:
     return {option for parameter in command.params for option in parameter.opts}
 
 
-@pytest.mark.parametrize("name", ["look", "certify", "decide", "mix", "attribute", "tokens", "faithful", "survey"])
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - NO_MODEL))
 def test_the_same_options_wherever_a_model_is_taken(name: str) -> None:
-    assert LOADING | {"--model", "-m", "--pair", "--truncate", "--format", "--json"} <= _options(name)
+    assert sorted((SHARED | {"-m"}) - _options(name)) == []
 
 
-def test_models_that_are_arguments_load_with_the_same_options() -> None:
-    for name in ("doctor", "convert"):
-        assert _options(name) >= LOADING
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - NO_RESULT))
+def test_the_same_formats_wherever_a_result_is_printed(name: str) -> None:
+    assert {"--format", "--json"} <= _options(name)
+    assert main([name, *_needed(name), "--format", "xml"]) == 2
+
+
+def _needed(name: str) -> list[str]:
+    """What the command cannot do without: made up, as the format is looked at first."""
+    command = typer.main.get_command(build()).commands[name]  # type: ignore[attr-defined]
+    needed = [p for p in command.params if p.required]
+    return [word for p in needed for word in ([p.opts[0], "1"] if p.opts[0].startswith("-") else ["1"])]
+
+
+def test_commands_without_a_model_have_no_option_for_one() -> None:
+    assert all("--model" not in _options(name) for name in NO_MODEL)
+
+
+def test_a_model_by_its_option_or_as_an_argument(minilm: object, capsys: pytest.CaptureFixture[str]) -> None:
+    frames = []
+    for words in (["minilm"], ["--model", "minilm"]):
+        assert main(["doctor", *words, "--text", "word " * 600, "--truncate", "--format", "csv", "-q"]) == 0
+        frames.append(pd.read_csv(io.StringIO(capsys.readouterr().out)))
+    pd.testing.assert_frame_equal(*frames)
+    assert len(frames[0]) == 6
+    assert main(["doctor", "minilm", "--model", "smollm2"]) == 2
+    assert "name two models" in capsys.readouterr().err
+    assert main(["doctor", "--pair", "Yes."]) == 2
+    assert "give the first with --text" in capsys.readouterr().err
 
 
 def test_help_names_exit_codes_cache_and_completion_and_loads_no_torch(capsys: pytest.CaptureFixture[str]) -> None:

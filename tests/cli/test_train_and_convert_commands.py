@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from whence.cli import main
@@ -44,6 +46,9 @@ def test_train_from_a_table(table: Path, tmp_path: Path, capsys: pytest.CaptureF
     shown = json.loads(capsys.readouterr().out)
     assert shown["variant"] == "tied"
     assert shown["test_texts"] == 120
+    assert main([*given, *SMALL, "--format", "csv"]) == 0  # finished: the same metrics, as a line of a table
+    frame = pd.read_csv(io.StringIO(capsys.readouterr().out))
+    assert frame["test_accuracy"].tolist() == [shown["test_accuracy"]]
     assert (out / "config.json").exists()
 
 
@@ -97,3 +102,18 @@ def test_convert_refuses_a_rotary_decoder(
     assert main(["convert", model, "--texts", str(texts), "--out", str(tmp_path / "out")]) == 1
     assert "RoPE" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_convert_with_second_texts_cut_and_as_a_table(
+    minilm_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = tmp_path / "texts.tsv"
+    lines = [f"The {a} sat down.\t{'The cat slept. ' * 50}" for a in ("cat", "dog", "nurse", "old man")]
+    texts.write_text("\n".join(["text\tsecond", *lines]) + "\n", encoding="utf-8")
+    given = ["convert", "--model", "minilm", "--texts", str(texts), "--text", "text", "--pair", "second", "--truncate"]
+    given += ["--max-length", "32", "--steps", "0", "--out", str(tmp_path / "out"), "-q"]
+    for _ in range(2):  # run, then finished
+        assert main([*given, "--format", "csv"]) == 0
+        frame = pd.read_csv(io.StringIO(capsys.readouterr().out))
+        assert set(frame["after_distillation"]) == {True, False}
+        assert "embedding_cosine" in frame

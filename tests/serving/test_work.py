@@ -53,3 +53,26 @@ def test_methods_that_are_not_there_are_refused(held: Any) -> None:
         work.contributions(*held, MethodRequest(method="flow"), lambda *_: None)
     with pytest.raises(InputError, match="method='nothing'"):
         work.attribution(*held, MethodRequest(method="nothing"), lambda *_: None)
+
+
+def test_models_are_loaded_as_told_and_long_texts_cut_where_that_was_said() -> None:
+    from whence.serving.limits import Limits
+    from whence.serving.schemas import TraceRequest
+    from whence.serving.shelf import Traces
+    from whence.serving.work import make_trace
+
+    asked: list[str] = []
+
+    def load(name: str) -> Any:
+        asked.append(name)
+        return tiny_model()
+
+    shelf, traces = Shelf(["mine"], load), Traces(1 << 30)
+    request = TraceRequest(model="mine", text="the nurse " * 100)
+    with pytest.raises(InputError, match=r"200 tokens|202 tokens"):
+        make_trace(shelf, traces, "a", request, Limits(tokens=150), lambda *_: None)
+    make_trace(shelf, traces, "b", request, Limits(tokens=150, truncate=True), lambda *_: None)
+    entry = traces.get("b")
+    assert entry is not None
+    assert len(entry.trace.tokens) == 128
+    assert asked == ["mine"]

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -25,6 +25,11 @@ MaxNewTokens = Annotated[
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="Put the text through the model's chat template.")]
 
+ModelArgument = Annotated[
+    str | None, typer.Argument(metavar="[MODEL]", help="The model, as --model takes it.", show_default=False)
+]
+
+DEFAULT_MODEL = "minilm"
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -34,7 +39,7 @@ class ModelChoice:
 
     model: Annotated[
         str, typer.Option("--model", "-m", metavar="MODEL", help="An embedded model, a local folder or a hub id.")
-    ] = "minilm"
+    ] = DEFAULT_MODEL
     task: Annotated[str | None, typer.Option("--task", help="The head to load, as text-classification or base.")] = None
     pair: Annotated[str | None, typer.Option("--pair", help="A second text, for models that read two.")] = None
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long.")] = False
@@ -45,11 +50,9 @@ class ModelChoice:
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, mps; else the processor.")] = None
     dtype: Annotated[str | None, typer.Option("--dtype", help=f"{', '.join(DTYPES)}; else the model's own.")] = None
 
-    def load(self) -> Model:
-        """The model as the options say."""
+    def check(self) -> None:
+        """Refuse a device or a type of numbers that cannot be, before anything is loaded."""
         import torch
-
-        from whence.model.load import load
 
         if self.dtype is not None and self.dtype not in DTYPES:
             raise InputError(f"--dtype {self.dtype} is not one of {', '.join(DTYPES)}.")
@@ -59,10 +62,24 @@ class ModelChoice:
             except (RuntimeError, AssertionError) as problem:
                 said = str(problem).splitlines()[0]
                 raise InputError(f"--device {self.device} cannot be used here: {said}") from problem
+
+    def load(self) -> Model:
+        """The model as the options say."""
+        import torch
+
+        from whence.model.load import load
+
+        self.check()
         return load(
             self.model, self.task, dtype=self.dtype and getattr(torch, self.dtype), device=self.device,
             trust_remote_code=self.trust_remote_code, allow_pickle=self.allow_pickle,
         )  # fmt: skip
+
+    def named(self, argument: str | None) -> ModelChoice:
+        """The same with the model that a command's argument names, where it does."""
+        if argument is not None and self.model not in (DEFAULT_MODEL, argument):
+            raise InputError(f"{argument} and --model {self.model} name two models: give one.")
+        return self if argument is None else replace(self, model=argument)
 
     @property
     def only_a_name(self) -> bool:

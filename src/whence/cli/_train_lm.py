@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from whence.cli._app import messages, print_json, results
+from whence.cli._app import messages, results
+from whence.cli._output import frame_of, put_out
+
+if TYPE_CHECKING:
+    from whence.identifiable.training.language_model import LanguageModel
 
 
 def train_lm(
     data: str | None, test: str | None, text: str | None, out: Path, options: dict[str, Any], fields: dict[str, Any], *,
     max_length: int, tokenizer: str | None, seed: int, checkpoint_steps: int | None, compare: str | bool, seeds: int,
-    as_json: bool, quiet: bool,
+    how: str, quiet: bool,
 ) -> None:  # fmt: skip
     """`data` None: the demo. `compare`: True for every variant, or their names separated by commas."""
     from whence.identifiable.training.compare_language_models import compare_language_models
@@ -42,18 +46,21 @@ def train_lm(
         found = compare_language_models(
             documents, out=out, variants=names, seeds=range(seeds), settings=settings, say=said
         )
-        if as_json:
-            print_json(found.to_dict())
-        else:
+
+        def table() -> None:
             results.print(found.table(), markup=False, highlight=False, soft_wrap=True)
+
+        put_out(how, table=table, data=found.to_dict, frame=found.to_frame)
         return
     say = (lambda _: None) if quiet else messages.print
     made = train_language_model(documents, out=out, settings=settings, quiet=quiet, say=say)
     if os.environ.get("RANK", "0") != "0":  # one process speaks for all
         return
-    if as_json:
-        print_json(made.metrics | {"folder": str(out)})
-        return
+    data = made.metrics | {"folder": str(out)}
+    put_out(how, table=lambda: _say(made, out), data=lambda: data, frame=lambda: frame_of([data]))
+
+
+def _say(made: LanguageModel, out: Path) -> None:
     metrics = made.metrics
     results.print(
         f"{out}: {metrics['validation_bits_per_byte']:.4f} bits per byte, {metrics['parameters']:,} parameters, "

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Quiet, messages, print_json, results
-from whence.cli._model import ModelChoice, takes_model
+from whence.cli._app import Debug, Json, Quiet, messages, results
+from whence.cli._model import ModelArgument, ModelChoice, takes_model
+from whence.cli._output import Format, chosen_format, frame_of, put_out
 
 if TYPE_CHECKING:
     from whence.identifiable.conversion.probes import Probe
     from whence.identifiable.conversion.result import Converted
+    from whence.reading.texts import Texts
 
 CHECKPOINT = "distillation.safetensors"
 
 
-@takes_model(without=("model", "pair", "truncate"))
+@takes_model(without=("pair",))
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="An embedded model, a local folder or a hub id.")],
     texts: Annotated[
         str, typer.Option("--texts", help="Texts to fit and distil on: CSV, TSV, JSONL, Parquet, plain lines.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the converted model.")],
+    name: ModelArgument = None,
     text: Annotated[str | None, typer.Option("--text", help="The column of the texts.")] = None,
+    pair: Annotated[
+        str | None, typer.Option("--pair", help="The column of second texts, which are texts of their own here.")
+    ] = None,
     steps: Annotated[int, typer.Option("--steps", help="Steps of distillation; 0: closed form only.", min=0)] = 400,
     held_out: Annotated[
         str | None, typer.Option("--held-out", help="Texts to measure on; else a tenth of --texts.")
@@ -52,6 +56,7 @@ def command(
     ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Decides the texts of every step.")] = 0,
     as_json: Json = False,
+    format_: Format = "table",
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
     *,
@@ -63,6 +68,7 @@ def command(
     original's hidden states on texts of all lengths. The result is plain weights of the original's class, with
     fidelity.json and a model card. Stopped, the same command goes on from its checkpoint; another command is refused.
     """
+    how = chosen_format(format_, as_json)
     from whence.identifiable.conversion.convert import tie_keys
     from whence.identifiable.conversion.refusal import refuse_unfit
     from whence.model.identity import model_hashes
@@ -71,16 +77,18 @@ def command(
     from whence.results.run_folder import NAME, run_folder
     from whence.results.run_identity import RunIdentity, hash_texts
 
-    loaded = replace(source, model=model).load()
+    loaded = source.named(name).load()
     refuse_unfit(loaded, experimental=experimental)  # before the texts are read
     probes = [] if probe is None else [_probe(probe, text, label, seed)]
-    fitting = _non_empty(read_texts(texts, text).texts, quiet)
-    measured = None if held_out is None else _non_empty(read_texts(held_out, text).texts, quiet)
+    fitting = _non_empty(read_texts(texts, text, pair=pair), quiet)
+    measured = None if held_out is None else _non_empty(read_texts(held_out, text, pair=pair), quiet)
     beginning = None if start is None else load(start)
     options: dict[str, Any] = {
         "steps": steps, "learning_rate": learning_rate, "tokens": tokens, "max_length": max_length,
         "embedding_weight": embedding_weight, "seed": seed, "experimental": experimental,
     }  # fmt: skip
+    if source.truncate:  # named only where it is asked for: runs without it are the same as ever
+        options["truncate"] = True
     hashes = {**model_hashes(loaded), "texts": hash_texts(fitting)}
     if measured is not None:
         hashes["held-out texts"] = hash_texts(measured)
@@ -91,8 +99,8 @@ def command(
     if run.finished:
         messages.print(f"The run in {str(out)!r} is finished: nothing was done.")
         (out / CHECKPOINT).unlink(missing_ok=True)
-        if as_json:
-            print_json(json.loads((out / "fidelity.json").read_text(encoding="utf-8")) | {"folder": str(out)})
+        if how != "table":
+            _put_out(how, json.loads((out / "fidelity.json").read_text(encoding="utf-8")), out)
         return
     made = tie_keys(
         loaded,
@@ -108,10 +116,18 @@ def command(
     made.save(out)
     run.finish([p.name for p in sorted(out.iterdir()) if p.is_file() and p.name not in (NAME, CHECKPOINT)])
     (out / CHECKPOINT).unlink(missing_ok=True)
-    if as_json:
-        print_json(made.to_dict() | {"folder": str(out)})
-    else:
+    if how == "table":
         _show(made)
+    else:
+        _put_out(how, made.to_dict(), out)
+
+
+def _put_out(how: str, made: dict[str, Any], out: Path) -> None:
+    """As JSON, or as a frame: a line for each length, before and after distillation."""
+    rows = [
+        {"after_distillation": name == "after", **row} for name in ("before", "after") for row in made[name]["lengths"]
+    ]
+    put_out(how, table=lambda: None, data=lambda: made | {"folder": str(out)}, frame=lambda: frame_of(rows))
 
 
 def _show(converted: Converted) -> None:
@@ -137,7 +153,8 @@ def _probe(file: str, text: str | None, label: str, seed: int) -> Probe:
     return Probe(Path(file).stem, rows[cut:], rows[:cut])
 
 
-def _non_empty(texts: tuple[str, ...], quiet: bool) -> list[str]:
+def _non_empty(read: Texts, quiet: bool) -> list[str]:
+    texts = (*read.texts, *(read.pairs or ()))
     non_empty = [text for text in texts if text.strip()]
     if len(non_empty) < len(texts) and not quiet:
         messages.print(f"{len(texts) - len(non_empty)} empty texts were left out.")

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.cli._app import FAILED, Debug, Json, Quiet, messages, print_json, results, working
-from whence.cli._model import ModelChoice, takes_model
+from whence.cli._app import FAILED, Debug, Json, Quiet, messages, results, working
+from whence.cli._model import ModelArgument, ModelChoice, takes_model
+from whence.cli._output import Format, chosen_format, frame_of, put_out
+from whence.errors import InputError
 
 if TYPE_CHECKING:
     from whence.attention.uniqueness import Uniqueness
     from whence.model.load import Model
     from whence.reading.wiring.doctor import Diagnosis
 
-Name = Annotated[str, typer.Argument(metavar="MODEL", help="An embedded model, a local folder or a hub id.")]
 
-
-@takes_model(without=("model", "truncate"))
+@takes_model()
 def command(
-    model: Name = "minilm",
+    name: ModelArgument = None,
     text: Annotated[str | None, typer.Option("--text", help="Prove it on this text.")] = None,
     as_json: Json = False,
+    format_: Format = "table",
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
     *,
@@ -37,27 +37,27 @@ def command(
 
     Then: does a theorem say that its attention is unique? By keys and values on a text, or by a second row.
     """
-    with working(f"Reading {model}", quiet):
+    how = chosen_format(format_, as_json)
+    chosen = source.named(name)
+    if chosen.pair is not None and text is None:
+        raise InputError("--pair is a second text: give the first with --text.")
+    with working(f"Reading {chosen.model}", quiet):
         from whence.reading.wiring.doctor import doctor
 
-        loaded = replace(source, model=model).load()
-        report = doctor(loaded, (text, source.pair) if text is not None and source.pair is not None else text)
+        loaded = chosen.load()
+        report = doctor(loaded, text if chosen.pair is None else (text, chosen.pair), truncate=chosen.truncate)
     unique: Uniqueness | str | None = None
     if report.trusted:
         with working("Looking for a theorem, or for a second row", quiet):
             unique = _unique(loaded)
-    if as_json:
+
+    def data() -> dict[str, Any]:
         said = {"reason": unique} if isinstance(unique, str) else None if unique is None else unique.to_dict()
-        print_json(report.to_dict() | {"uniqueness": said})
-    else:
-        show(report)
-        if unique is not None:
-            lines = [f"Not known: {unique}"] if isinstance(unique, str) else unique.sentences()
-            results.print("\nIs its attention unique?", markup=False)
-            for line in lines:
-                results.print(f"- {line}", markup=False, highlight=False, soft_wrap=True)
+        return report.to_dict() | {"uniqueness": said}
+
+    put_out(how, table=lambda: show(report, unique), data=data, frame=lambda: frame_of(report.to_dict()["layers"]))
     if not report.trusted:
-        if not as_json:
+        if how == "table":
             messages.print("The reading cannot be trusted as a whole: " + " ".join(report.reasons), soft_wrap=True)
         raise typer.Exit(FAILED)
 
@@ -73,7 +73,17 @@ def _unique(model: Model) -> Uniqueness | str:
         return str(problem)
 
 
-def show(report: Diagnosis) -> None:
+def show(report: Diagnosis, unique: Uniqueness | str | None) -> None:
+    """The proof as a table and a sentence, and what is known of uniqueness."""
+    show_proof(report)
+    if unique is not None:
+        lines = [f"Not known: {unique}"] if isinstance(unique, str) else unique.sentences()
+        results.print("\nIs its attention unique?", markup=False)
+        for line in lines:
+            results.print(f"- {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def show_proof(report: Diagnosis) -> None:
     """The proof as a table and a sentence."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table

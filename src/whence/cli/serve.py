@@ -5,15 +5,18 @@ from __future__ import annotations
 import ipaddress
 import os
 import secrets
+from dataclasses import replace
 from socket import gethostname
 from typing import Annotated
 
 import typer
 
 from whence.cli._app import Debug, Quiet, messages
+from whence.cli._model import ModelChoice, takes_model
 from whence.errors import InputError, MissingExtraError
 
 
+@takes_model(without=("model", "pair"))
 def command(
     model: Annotated[
         list[str] | None,
@@ -24,6 +27,7 @@ def command(
     allow_model: Annotated[
         list[str] | None, typer.Option("--allow-model", metavar="MODEL", help="A further model that may be asked for.")
     ] = None,
+    pair: Annotated[str | None, typer.Option("--pair", help="A second text for the page to begin with.")] = None,
     run_paths: Annotated[
         list[str] | None,
         typer.Option(
@@ -46,12 +50,14 @@ def command(
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
+    *,
+    source: ModelChoice,
 ) -> None:
     """Serve the page: a text box, the models named here, and every measure on demand.
 
     It listens on this machine only unless --host says otherwise; then callers need the token in the link it prints
     ($WHENCE_TOKEN sets it). It answers no other site, loads no model that was not named here, and needs no network.
-    Stop it with Ctrl-C.
+    --task, --dtype and the like hold for every model. Stop it with Ctrl-C.
     """
     try:
         import uvicorn  # noqa: F401
@@ -66,7 +72,8 @@ def command(
     for name in names:
         check_model(name)
     runs = [read_run(path) for path in run_paths or []]
-    limits = Limits(tokens=max_tokens, jobs=max_jobs, seconds=timeout)
+    source.check()
+    limits = Limits(tokens=max_tokens, truncate=source.truncate, jobs=max_jobs, seconds=timeout)
     try:
         socket = listen(host, port)
     except OSError as problem:
@@ -95,7 +102,7 @@ def command(
         open_in_browser(where)
     run(
         names, socket, limits=limits, hosts=frozenset({host, named, *(allow_host or [])}), any_address=everywhere,
-        token=token, runs=runs, quiet=quiet,
+        token=token, runs=runs, load=lambda name: replace(source, model=name).load(), pair=pair, quiet=quiet,
     )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Quiet, messages, print_json, results
+from whence.cli._app import Debug, Json, Quiet, messages, results
+from whence.cli._output import Format, chosen_format, frame_of, put_out
 from whence.errors import InputError
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def command(
         typer.Option("--threads", help="Processor threads; else torch's own choice, and 1 for --demo.", min=1),
     ] = None,
     as_json: Json = False,
+    format_: Format = "table",
     quiet: Quiet = False,
     debug: Debug = False,  # noqa: ARG001 (acted on as it is parsed)
 ) -> None:
@@ -111,6 +113,7 @@ def command(
     processes: accelerate launch --num_processes 2 -m whence train …; without accelerators:
     ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 -m whence train …
     """
+    how = chosen_format(format_, as_json)
     if task not in DEFAULTS:
         raise InputError(f"--task {task} is not known; there are {' and '.join(DEFAULTS)}.")
     if demo == (data is not None):
@@ -141,7 +144,7 @@ def command(
 
         train_lm(
             data, test, text, out, chosen, shape, max_length=max_length, tokenizer=tokenizer, seed=seed,
-            checkpoint_steps=checkpoint_steps, compare=compare and (variants or True), seeds=seeds, as_json=as_json,
+            checkpoint_steps=checkpoint_steps, compare=compare and (variants or True), seeds=seeds, how=how,
             quiet=quiet,
         )  # fmt: skip
         return
@@ -152,12 +155,12 @@ def command(
     )  # fmt: skip
     train_set, test_set = _texts(data, test, text, label, skip_empty)
     if compare:
-        _compare(train_set, test_set, out, settings, variants, seeds, as_json, quiet)
+        _compare(train_set, test_set, out, settings, variants, seeds, how, quiet)
         return
     say = (lambda _: None) if quiet else messages.print
     trained = train(train_set, test_set, out=out, settings=settings, quiet=quiet, say=say)
     if os.environ.get("RANK", "0") == "0":  # one process speaks for all
-        _show(trained, out, as_json)
+        _show(trained, out, how)
 
 
 def _texts(
@@ -175,11 +178,13 @@ def _texts(
     )
 
 
-def _show(trained: Trained, out: Path, as_json: bool) -> None:
+def _show(trained: Trained, out: Path, how: str) -> None:
+    data = trained.metrics | {"folder": str(out)}
+    put_out(how, table=lambda: _say(trained, out), data=lambda: data, frame=lambda: frame_of([data]))
+
+
+def _say(trained: Trained, out: Path) -> None:
     metrics = trained.metrics
-    if as_json:
-        print_json(metrics | {"folder": str(out)})
-        return
     tested = metrics["test_accuracy"] is not None
     shown = f"{'test' if tested else 'validation'} accuracy {metrics['test_accuracy' if tested else 'validation_accuracy']:.4f}"
     results.print(f"{out}: {shown}, {metrics['parameters']:,} parameters, {metrics['seconds']:.0f} s")
@@ -188,7 +193,7 @@ def _show(trained: Trained, out: Path, as_json: bool) -> None:
 
 
 def _compare(
-    data: Any, test: Any, out: Path, settings: Any, variants: str | None, seeds: int, as_json: bool, quiet: bool
+    data: Any, test: Any, out: Path, settings: Any, variants: str | None, seeds: int, how: str, quiet: bool
 ) -> None:
     from whence.identifiable.training.compare import compare
     from whence.identifiable.training.variants import VARIANTS
@@ -196,7 +201,8 @@ def _compare(
     chosen = [v.strip() for v in variants.split(",")] if variants else list(VARIANTS)
     say = None if quiet else messages.print
     found = compare(data, test, out=out, variants=chosen, seeds=range(seeds), settings=settings, say=say)
-    if as_json:
-        print_json(found.to_dict())
-    else:
+
+    def table() -> None:
         results.print(found.table(), markup=False, highlight=False, soft_wrap=True)
+
+    put_out(how, table=table, data=found.to_dict, frame=found.to_frame)

@@ -37,10 +37,11 @@ function follow(job, onprogress) {
 
 export class Live {
   static async connect() {
-    const { models, methods, attributions, limits, runs, versions } = await (await call("/api/models")).json();
+    const { models, methods, attributions, limits, runs, versions, pair } = await (await call("/api/models")).json();
     const live = new Live(models, methods, attributions, limits);
     live.runs = runs ?? [];
     live.versions = versions;
+    live.pair = pair ?? "";
     return live;
   }
 

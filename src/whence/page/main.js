@@ -127,11 +127,11 @@ function textBox() {
   const area = h("textarea", { id: "text", rows: 3, maxlength: live.limits.text, placeholder: "Any text", spellcheck: "false", dir: "auto" });
   area.value = state.text;
   const model = h("select", { id: "model" }, live.models.map((m) => h("option", { value: m.name, selected: m.name === state.model }, m.name)));
-  const pair = h("input", { type: "text", maxlength: live.limits.text, dir: "auto", value: state.pair }), target = h("input", { type: "text", maxlength: live.limits.text, dir: "auto", value: state.target });
+  const pair = h("input", { type: "text", maxlength: live.limits.text, dir: "auto", value: state.pair || live.pair }), target = h("input", { type: "text", maxlength: live.limits.text, dir: "auto", value: state.target });
   const continuation = h("input", { type: "text", maxlength: live.limits.text, dir: "auto", value: state.continuation });
   const write = h("input", { type: "number", min: 1, max: 256, step: 1, value: state.write }), chat = h("input", { type: "checkbox", checked: Boolean(state.chat) });
   const field = (words, input) => h("label", { class: "field" }, h("span", {}, words), input);
-  const more = h("details", { class: "ask-more", open: Boolean(state.pair || state.target || state.continuation || state.write || state.chat) }, h("summary", {}, "An answer to explain, a second text, decoder text"),
+  const more = h("details", { class: "ask-more", open: Boolean(pair.value || state.target || state.continuation || state.write || state.chat) }, h("summary", {}, "An answer to explain, a second text, decoder text"),
     field("The answer to this prompt, for models that write", continuation), field("Or let the model write so many tokens", write), field("Put the prompt through its chat template", chat),
     field("Second text, for models that read two", pair), field("What an encoder–decoder’s decoder reads", target));
   const epsilon = h("input", { type: "number", id: "epsilon", min: 0.001, max: 0.999, step: "any", value: state.epsilon || "0.05", title: "How far a weight may be uncertain and still be read" });

@@ -6,11 +6,12 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whence import __version__
 from whence.errors import InputError, MissingExtraError
 from whence.faithful.result import Faithfulness
+from whence.model.load import Model, load
 from whence.reporting.runs import runs_data
 from whence.serving.jobs import Jobs
 from whence.serving.limits import Limits
@@ -27,9 +28,6 @@ try:
 except ImportError as missing:  # pragma: no cover - the message is all there is to it
     raise MissingExtraError("the server needs FastAPI: pip install 'whence[web]'.") from missing
 
-if TYPE_CHECKING:
-    from whence.model.load import Model
-
 log = logging.getLogger("whence.serving")
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -43,16 +41,20 @@ def create_app(
     any_address: bool = False,
     token: str | None = None,
     runs: Iterable[Faithfulness | Survey] = (),
+    load: Callable[[str], Model] = load,
+    pair: str | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> FastAPI:
     """The application. `models`: the only ones that can be asked. `hosts`: names it answers to, besides loopback's.
 
     `any_address`: it also answers to numeric addresses (they cannot be rebound as names can). `token`: what every
-    request must carry. `runs`: surveys and comparisons of explanations that it shows. `stopping`: tells
-    streams that the server wants to end.
+    request must carry. `runs`: surveys and comparisons of explanations that it shows. `load`: how a model is loaded by
+    its name. `pair`: the second text that the page begins with. `stopping`: tells streams that the server wants to end.
     """
     bounds = limits or Limits()
-    state = ServerState(Shelf(models), Traces(bounds.trace_bytes), Jobs(bounds), bounds, stopping, runs_data(runs))
+    state = ServerState(
+        Shelf(models, load), Traces(bounds.trace_bytes), Jobs(bounds), bounds, stopping, runs_data(runs), pair
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

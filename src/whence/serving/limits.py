@@ -15,6 +15,8 @@ class Limits:
     """Characters of a text."""
     tokens: int = 1024
     """Tokens of a text."""
+    truncate: bool = False
+    """Cut a text that is longer than the model reads; else it is refused."""
     jobs: int = 8
     """Jobs that run or wait at once."""
     client_jobs: int = 6

@@ -88,6 +88,7 @@ def status_routes(state: ServerState) -> APIRouter:
                 text=limits.text, tokens=limits.tokens, jobs=limits.jobs, seconds=limits.seconds
             ),
             runs=list(state.runs),
+            pair=state.pair,
             versions=dict(library_versions()),
         )
 

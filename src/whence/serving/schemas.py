@@ -117,6 +117,7 @@ class ModelsAnswer(BaseModel):
     attributions: list[MethodAnswer]
     limits: LimitsAnswer
     runs: list[dict[str, Any]]
+    pair: str | None
     versions: dict[str, str]
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import torch
 import uvicorn
 
 from whence.faithful.result import Faithfulness
+from whence.model.load import Model, load
 from whence.serving.app import create_app
 from whence.serving.connections import patient_protocol
 from whence.serving.limits import Limits
@@ -37,7 +38,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def run(
     models: Sequence[str], at: socket.socket, *, limits: Limits | None = None, hosts: frozenset[str] = frozenset(),
-    any_address: bool = False, token: str | None = None, runs: Sequence[Faithfulness | Survey] = (), quiet: bool = False,
+    any_address: bool = False, token: str | None = None, runs: Sequence[Faithfulness | Survey] = (),
+    load: Callable[[str], Model] = load, pair: str | None = None, quiet: bool = False,
 ) -> None:  # fmt: skip
     """Serve until interrupted; streams end at once, other answers within a few seconds, jobs are not waited for."""
     start_logging(quiet=quiet)
@@ -47,7 +49,7 @@ def run(
     holder: list[uvicorn.Server] = []
     names = frozenset(_bracketed(host) for host in hosts)
     app = create_app(
-        models, limits=bounds, hosts=names, any_address=any_address, token=token, runs=runs,
+        models, limits=bounds, hosts=names, any_address=any_address, token=token, runs=runs, load=load, pair=pair,
         stopping=lambda: bool(holder and holder[0].should_exit),
     )  # fmt: skip
     config = uvicorn.Config(

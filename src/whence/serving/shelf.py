@@ -7,7 +7,7 @@ import json
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
@@ -26,7 +26,8 @@ from whence.results.provenance import Provenance
 class Shelf:
     """Models by the name that callers use. A name from a request is looked up here and never read as a path."""
 
-    def __init__(self, names: Sequence[str | Model]) -> None:
+    def __init__(self, names: Sequence[str | Model], load: Callable[[str], Model] = load) -> None:
+        self._load = load
         self._places: dict[str, str | Model] = {}
         for place in names:
             if place not in self._places.values():
@@ -51,7 +52,7 @@ class Shelf:
         with self._locks[name]:
             if name not in self._loaded:
                 place = self._places[name]
-                self._loaded[name] = place if isinstance(place, Model) else load(place)
+                self._loaded[name] = place if isinstance(place, Model) else self._load(place)
             yield self._loaded[name]
 
     def is_loaded(self, name: str) -> bool:

@@ -23,6 +23,7 @@ class ServerState:
     limits: Limits
     stopping: Callable[[], bool] = lambda: False
     runs: Sequence[dict[str, Any]] = ()
+    pair: str | None = None  # the second text that the page begins with
 
     def entry(self, trace: str) -> Entry:
         """The trace of that key, or a 404."""

@@ -21,6 +21,7 @@ def make_trace(
     shelf: Shelf, traces: Traces, key: str, request: TraceRequest, limits: Limits, step: Step
 ) -> dict[str, Any]:
     """Trace, look, keep; the result names the trace."""
+    from whence.reading.tokenised import position_limit
     from whence.reading.tracing import trace
     from whence.reporting.analysis import Analysis
     from whence.reporting.document import build
@@ -32,11 +33,14 @@ def make_trace(
             parts = [model.tokenizer(request.text, request.text_pair, verbose=False)]
             parts += [model.tokenizer(request.continuation, verbose=False)] if request.continuation else []
             count = sum(len(part["input_ids"]) for part in parts) + (request.max_new_tokens or 0)
+            longest = position_limit(model.model)
+            if limits.truncate and longest is not None:
+                count = min(count, longest)
             if count > limits.tokens:
                 raise InputError(f"this text has {count} tokens; this server takes {limits.tokens} at most.")
         found = trace(
             model, request.text, request.text_pair, request.target, continuation=request.continuation,
-            max_new_tokens=request.max_new_tokens, chat=request.chat or None,
+            max_new_tokens=request.max_new_tokens, chat=request.chat or None, truncate=limits.truncate,
         )  # fmt: skip
         document = build(
             found,

@@ -49,6 +49,7 @@ def tie_keys(
     start: Any = None,
     embedding_weight: float = 1.0,
     experimental: bool = False,
+    truncate: bool = False,
     checkpoint: str | Path | None = None,
     progress: Progress = False,
     say: Say | None = None,
@@ -61,7 +62,8 @@ def tie_keys(
     fidelity on; None: a tenth of `texts` is set aside. `probes`: labelled data for linear probes. `start`: an earlier
     conversion of the same model to go on from, in place of the closed form. `embedding_weight`: how much the embedding
     of a whole text counts beside its hidden states. `experimental`: convert a decoder without rotary positions (ALiBi,
-    none), saved as plain weights of its own class. `checkpoint`: a file from which a run that was stopped goes on.
+    none), saved as plain weights of its own class. `truncate`: of a text that is longer than the model reads use the first
+    part alone, not windows from all of it. `checkpoint`: a file from which a run that was stopped goes on.
 
     Theorem 1: if col(K) ⊂ span[T, 1], the softmax row with a given head output is unique at every n.
 
@@ -78,7 +80,7 @@ def tie_keys(
         raise InputError(f"{chosen.name} came without a tokenizer: give whence.Model(model, tokenizer).")
     limit = _limit(chosen, max_length)
     fitting, kept = _set_aside(list(texts), held_out, seed)
-    corpus, measured = tokenise(chosen.tokenizer, fitting, limit), tokenise(chosen.tokenizer, kept, limit)
+    corpus, measured = (tokenise(chosen.tokenizer, part, limit, truncate=truncate) for part in (fitting, kept))
     say = say or (lambda _: None)
 
     config: Any = chosen.model.config

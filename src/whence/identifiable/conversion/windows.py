@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,8 +45,8 @@ class WindowedTexts:
         return {"input_ids": ids, "attention_mask": mask}
 
 
-def tokenise(tokenizer: Any, texts: Sequence[str], longest: int) -> WindowedTexts:
-    """Tokenise every text once. Empty ones are refused by number."""
+def tokenise(tokenizer: Any, texts: Sequence[str], longest: int, *, truncate: bool = False) -> WindowedTexts:
+    """Tokenise every text once. Empty ones are refused by number. truncate: of a longer text the first part only."""
     if not texts:
         raise InputError("no texts were given: tie_keys fits and distils on texts, so give some hundreds of them.")
     for i, text in enumerate(texts):
@@ -62,7 +62,8 @@ def tokenise(tokenizer: Any, texts: Sequence[str], longest: int) -> WindowedText
         raise InputError(
             f"none of the {len(texts)} texts gives a token of this tokenizer; the first is {texts[0]!r:.60}."
         )
-    return WindowedTexts(kept, tuple(whole[:start]), tuple(whole[start + len(inner) :]), pad, longest)
+    found = WindowedTexts(kept, tuple(whole[:start]), tuple(whole[start + len(inner) :]), pad, longest)
+    return replace(found, texts=tuple(ids[: found.room] for ids in kept)) if truncate else found
 
 
 def batches(corpus: WindowedTexts, tokens: int, seed: int) -> Iterator[dict[str, Tensor]]:

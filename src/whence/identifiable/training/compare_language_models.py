@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whence.errors import InputError
 from whence.identifiable.training.compare import paired
@@ -15,6 +15,9 @@ from whence.identifiable.training.language_model import LanguageModelSettings, t
 from whence.identifiable.training.variants import DECODER_VARIANTS, decoder_overrides
 from whence.results.files import write_atomically
 from whence.results.short_repr import short_repr
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 STANDARD = "rope"
 
@@ -31,6 +34,18 @@ class LanguageModelComparison:
     def bits(self, variant: str) -> list[float]:
         """Validation bits per byte, by seed."""
         return [float(run["validation_bits_per_byte"]) for run in self.runs[variant]]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One line per run: the variant, the seed and its metrics."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {"variant": variant, "seed": seed, **metrics}
+                for variant, runs in self.runs.items()
+                for seed, metrics in zip(self.seeds, runs, strict=True)
+            ]
+        )
 
     def table(self) -> str:
         """Markdown. Less is better; the difference is paired by seed, with Student's 95 % interval."""

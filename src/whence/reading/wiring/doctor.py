@@ -91,26 +91,26 @@ def _layer(site: AttentionSite) -> dict[str, Any]:
     }
 
 
-def doctor(model: Any = None, text: Any = None) -> Diagnosis:
-    """Prove the reading of a model, on `text` or on a sentence of its own.
+def doctor(model: Any = None, text: Any = None, *, truncate: bool = False) -> Diagnosis:
+    """Prove the reading of a model, on `text` (`truncate`: cut where it is too long) or on a sentence of its own.
 
     >>> import whence
     >>> whence.doctor(whence.load()).trusted
     True
     """
     chosen = as_model(model)
-    inputs = beginning(example(chosen, text).inputs)
+    inputs = beginning(example(chosen, text, truncate=truncate).inputs)
     from whence.reading.rerun.run import on_device
 
     proof = proof_of(chosen.model, on_device(chosen, inputs))
     return Diagnosis(proof, Provenance(chosen.name, "doctor", {}, source=chosen))
 
 
-def example(model: Model, text: Any = None) -> Prepared:
+def example(model: Model, text: Any = None, *, truncate: bool = False) -> Prepared:
     """Something the model can read: the text given, a sentence, or random ids or pixels where it has no tokenizer."""
     if text is not None or model.tokenizer is not None:
-        # A sentence of our own may be cut to fit; a user's text is not.
-        return prepare(model, TEXT if text is None else text, truncate=text is None)[0][0]
+        # A sentence of our own may be cut to fit; a user's text is not unless they say so.
+        return prepare(model, TEXT if text is None else text, truncate=truncate or text is None)[0][0]
     config: Any = getattr(model.model, "config", None)
     generator = torch.Generator().manual_seed(0)
     if getattr(config, "num_channels", None) and getattr(config, "image_size", None):
