@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.attention.heads import by_group, head_of, key_labels, row_of, sink_last
-from whence.attention.witness import Verification, relative, rounding_of
+from whence.attention.witness import Verification, verification
 from whence.core.attention.alternatives import alternative_attention
 from whence.core.attention.witness import random_row_at, witness_row
 from whence.reading.rerun.substitution import Replace, Substituted, substitute
@@ -43,12 +43,6 @@ class Doppelganger(Result):
         """Whether a limit in seconds ended the search early: another machine may then find another map."""
         return bool(self.extra["stopped"])
 
-    @property
-    def share_of_witnesses(self) -> float:
-        """Mean total variation on the sampled rows, as a share of what single-row witnesses reach there."""
-        reached = float(self.extra["witness_total_variation"].mean())
-        return float(self.extra["witness_here"].mean()) / reached if reached > 0 else 1.0
-
     def by_layer(self) -> pd.DataFrame:
         """Mean total variation by layer, and that of the witnesses on the sampled rows of that layer."""
         import pandas as pd
@@ -80,18 +74,7 @@ class Doppelganger(Result):
         outputs = [
             torch.stack([la.outputs for la in run.trace.of(self.attention)]) for run in (baseline, changed, moved)
         ]
-        found = [
-            (
-                relative(o, outputs[0]),
-                relative(run.final_states, baseline.final_states),
-                relative(run.logits, baseline.logits),
-            )
-            for o, run in zip(outputs[1:], (changed, moved), strict=True)
-        ]
-        return Verification(
-            self.total_variation, found[0][0] or 0.0, *found[0][1:], found[1][0] or 0.0, *found[1][1:],
-            rounding_of(outputs[0]),
-        )  # fmt: skip
+        return verification(self.total_variation, outputs, (baseline, changed, moved))
 
     def _run(self, maps: list[Tensor], model: Any) -> Substituted:
         assert self.trace is not None
@@ -154,18 +137,12 @@ def doppelganger(
         "stopped": torch.tensor(stopped),
         **_sampled(stack, moved, sample, seed),
     }
-    return Doppelganger(
-        values=torch.stack(maps),
-        axes=("layer", "head", "query", "key"),
-        tokens=stack.tokens,
-        key_tokens=None if labels is stack.tokens else labels,
-        layers=tuple(layer.index for layer in stack),
-        heads=stack.layers[0].heads,
-        provenance=trace.provenance.by("doppelganger", rounds=rounds, budget=budget, seed=seed, attention=stack.name),
-        extra=extra,
-        trace=trace,
-        attention=attention,
-    )
+    return Doppelganger.of_stack(
+        stack,
+        torch.stack(maps),
+        trace.provenance.by("doppelganger", rounds=rounds, budget=budget, seed=seed, attention=stack.name),
+        axes=("layer", "head", "query", "key"), key_tokens=labels, extra=extra, trace=trace, attention=attention,
+    )  # fmt: skip
 
 
 def _sampled(stack: Stack, moved: Tensor, sample: int, seed: int) -> dict[str, Tensor]:

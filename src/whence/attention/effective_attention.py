@@ -104,12 +104,6 @@ def of_trace(
     found = [of_layer(layer, constraint, columns=len(labels)) for layer in stack]
     if len({f.shape for f in found}) > 1:
         raise InputError("the layers differ in shape: select those that agree with trace.select(layers=…).")
-    return EffectiveAttention(
-        values=torch.stack(found),
-        axes=("layer", "head", "query", "key"),
-        tokens=stack.tokens,
-        key_tokens=None if labels is stack.tokens else labels,
-        layers=tuple(layer.index for layer in stack),
-        heads=stack.layers[0].heads,
-        provenance=trace.provenance.by("effective-attention", constraint=constraint, attention=stack.name),
-    )
+    origin = trace.provenance.by("effective-attention", constraint=constraint, attention=stack.name)
+    axes = ("layer", "head", "query", "key")
+    return EffectiveAttention.of_stack(stack, torch.stack(found), origin, axes=axes, key_tokens=labels)

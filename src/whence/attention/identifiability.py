@@ -208,16 +208,9 @@ def _result(trace: Trace, stack: Stack, layers: list[dict[str, Tensor]], keys: b
 
         found_keys = [key_constraint(layer) for layer in stack]
         extra |= {name: torch.stack([f[name] for f in found_keys]) for name in found_keys[0]}
-    return Identifiability(
-        values=extra["null_share"],
-        axes=("layer", "head", "query"),
-        tokens=stack.tokens,
-        key_tokens=None if labels is stack.tokens else labels,
-        layers=tuple(layer.index for layer in stack),
-        heads=stack.layers[0].heads,
-        provenance=trace.provenance.by("identifiability", keys=keys, attention=stack.name),
-        extra=extra,
-    )
+    origin = trace.provenance.by("identifiability", keys=keys, attention=stack.name)
+    axes = ("layer", "head", "query")
+    return Identifiability.of_stack(stack, extra["null_share"], origin, axes=axes, key_tokens=labels, extra=extra)
 
 
 def _stacked(layers: list[Tensor]) -> Tensor:
@@ -304,17 +297,6 @@ def row_sums(raw: Tensor, effective: Tensor) -> tuple[Tensor, Tensor]:
         gaps.append((a64 - e64).abs().sum(-1) / a64.abs().sum(-1))
         sums.append(torch.stack([t.sum(-1) for t in (a64, e64, a64 * a64, e64 * e64, a64 * e64)]))
     return torch.cat(gaps), torch.cat(sums, 1)
-
-
-def null_share_and_r(raw: Tensor, effective: Tensor, length: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """‖a − a⊥‖₁/‖a‖₁ and Pearson r of each row [head, query], and r of each head [head]; float64.
-
-    length: how many keys a row sees; hidden keys would lift r if they were counted. A row or head whose weights are all
-    equal has no r (NaN).
-    """
-    n = torch.as_tensor(length, dtype=torch.float64).expand(raw.shape[:-1])
-    gaps, total = row_sums(raw, effective)
-    return gaps, _r(n, total), _r(n.sum(-1), total.sum(-1))
 
 
 def _r(n: Tensor, sums: Tensor) -> Tensor:

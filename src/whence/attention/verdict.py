@@ -217,15 +217,9 @@ def verdict(trace: Trace, *, epsilon: float = 0.05, rows: int | None = None, att
         "epsilon": torch.tensor(epsilon, dtype=torch.float64),
     }
     told = counts["certain"] + counts["open"]
-    return Verdict(
-        values=torch.where(told > 0, counts["certain"] / told.to(torch.float64), torch.nan),
-        axes=("layer", "head"),
-        tokens=stack.tokens,
-        layers=tuple(layer.index for layer in stack),
-        heads=stack.layers[0].heads,
-        provenance=trace.provenance.by("verdict", epsilon=epsilon, rows=limit, attention=stack.name),
-        extra=extra,
-    )
+    share = torch.where(told > 0, counts["certain"] / told.to(torch.float64), torch.nan)
+    origin = trace.provenance.by("verdict", epsilon=epsilon, rows=limit, attention=stack.name)
+    return Verdict.of_stack(stack, share, origin, axes=("layer", "head"), extra=extra)
 
 
 def _head(layer: Layer, index: int, epsilon: float, limit: int, tokens: Tokens) -> tuple[Tensor, Tensor]:

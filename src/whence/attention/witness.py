@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,14 +144,20 @@ def compare(
     baseline: Substituted, changed: Substituted, control: Substituted,
 ) -> Verification:  # fmt: skip
     """The changes of a substitution and of its control, against the baseline."""
-    outputs = [run.trace.of(attention)[layer].outputs[head] for run in (baseline, changed, control)]
+    runs = (baseline, changed, control)
+    return verification(distance, [run.trace.of(attention)[layer].outputs[head] for run in runs], runs)
+
+
+def verification(distance: float, outputs: Sequence[Tensor], runs: Sequence[Substituted]) -> Verification:
+    """What changed from the first run, the baseline, to the second and the third, its control; outputs of the heads moved."""
+    baseline = runs[0]
     changes = [
         (
             relative(o, outputs[0]),
             relative(run.final_states, baseline.final_states),
             relative(run.logits, baseline.logits),
         )
-        for o, run in zip(outputs[1:], (changed, control), strict=True)
+        for o, run in zip(outputs[1:], runs[1:], strict=True)
     ]
     return Verification(
         distance, changes[0][0] or 0.0, *changes[0][1:], changes[1][0] or 0.0, *changes[1][1:], rounding_of(outputs[0])

@@ -73,14 +73,9 @@ def local_vs_global(
         "jsd": divergence(local, whole),
     }
     settings = {**attribution.provenance.settings, "attention": stack.name}
-    return LocalGlobal(
-        values=correlation(local, whole, visible),
-        axes=("layer", "head", "query"),
-        tokens=stack.tokens,
-        provenance=trace.provenance.by("local-vs-global", **settings),
-        layers=tuple(layer.index for layer in stack),
-        heads=stack.layers[0].heads,
-        extra=extra,
+    origin = trace.provenance.by("local-vs-global", **settings)
+    return LocalGlobal.of_stack(
+        stack, correlation(local, whole, visible), origin, axes=("layer", "head", "query"), extra=extra
     )
 
 

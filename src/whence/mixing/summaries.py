@@ -64,7 +64,11 @@ def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def own_share(result: Result) -> pd.DataFrame:
-    """Columns: median, q25, q75, mean of the own-token share, and `not_largest` = P̃ in %."""
+    """How much of itself is left: median, quartiles and mean of the own-token share by layer, and P̃.
+
+    P̃ (`not_largest`, %) is the share of tokens that are not the largest contributor to their own state (Brunner et
+    al. 2020, section 5); a tie counts as the token's own.
+    """
     return _frame(own_share_rows(result))
 
 
@@ -89,7 +93,10 @@ def own_share_rows(result: Result) -> list[dict[str, Any]]:
 
 
 def by_distance(result: Result) -> pd.DataFrame:
-    """Mean over tokens of the summed share from each group of neighbours; `per_token`: the mean share of one of them."""
+    """Share from the 1st, 2nd, 3rd, 4–5th, 6–10th and 11th+ neighbours, both sides together, and from itself.
+
+    `share`: the mean over tokens of the summed share; `per_token`: the mean share of one neighbour.
+    """
     rows = []
     for names, matrix in _matrices(result):
         away = _offsets(matrix).abs()
@@ -117,7 +124,7 @@ def by_offset(result: Result) -> pd.DataFrame:
 
 
 def by_kind(result: Result) -> pd.DataFrame:
-    """Mean over hidden tokens of a type of the summed share from each type of input."""
+    """Share that each type of input token (special tokens by name, punctuation, rest) gives to each type of hidden."""
     hidden_kinds, input_kinds = result.tokens.kinds(), _columns(result).kinds()
     rows = []
     for names, matrix in _matrices(result):
@@ -137,7 +144,7 @@ def special_mass(result: Result) -> pd.DataFrame:
 
 
 def entropy(result: Result) -> pd.DataFrame:
-    """Mean entropy of a row in nats, and relative to the largest that its support allows."""
+    """Mean entropy of a row in nats, and as a share of the largest that its support allows."""
     rows = []
     for names, matrix in _matrices(result):
         shares = matrix.clamp(min=0)
@@ -149,7 +156,7 @@ def entropy(result: Result) -> pd.DataFrame:
 
 
 def dominance(result: Result) -> pd.DataFrame:
-    """Mean and quartiles of a row's largest share, and the % of rows in which it is above one half."""
+    """How much one token dominates: mean and quartiles of a row's largest share, and in what % it is above one half."""
     rows = []
     for names, matrix in _matrices(result):
         largest = matrix.max(-1).values
@@ -162,7 +169,7 @@ def dominance(result: Result) -> pd.DataFrame:
 
 
 def sources(result: Result, layer: int | None = None, top: int = 3) -> pd.DataFrame:
-    """Columns: hidden, hidden_token, own, rank, input, input_token, share."""
+    """For each hidden token of one layer (None: the last), its `top` inputs with their shares."""
     return _frame(source_rows(result, layer, top))
 
 

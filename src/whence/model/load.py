@@ -274,14 +274,9 @@ def _load_from(name: str, task: str | None, dtype: Any, allow_pickle: bool, trus
     local = folder.is_dir()
     if folder.exists() and not local:
         raise InputError(f"{name!r} is a file; give the folder that holds config.json and the weights.")
-    if not local and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise InputError(f"there is no folder {name!r}. Give an existing folder, a hub id, or one of: {names()}.")
-    if local and not (folder / "config.json").exists():
-        raise InputError(f"the folder {name!r} has no config.json, so it is not a saved transformers model.")
+    check_model(name)
     if local and _is_ours(folder):
         whence_models()
-    if not local and not in_hub_cache(name) and not hub_reachable():
-        raise UnavailableError(absent(name, "the hub cannot be reached"))
     place = str(folder) if local else name
     options = {"trust_remote_code": trust_remote_code}
     if local:

@@ -14,7 +14,7 @@ from whence.errors import InputError, WiringError
 from whence.reading.attention_rows import BLOCK, attention_rows, output_error, rows_at_a_time, tolerance_of
 from whence.reading.capture.recorder import mix
 from whence.reading.refusals import ranges
-from whence.reading.tensor_tree import map_tensors, own_tensor
+from whence.reading.tensor_tree import own_tensor
 from whence.reading.wiring.equation import Wiring
 from whence.reading.wiring.norms import Norm
 from whence.reading.wiring.projection import Projection
@@ -373,10 +373,6 @@ class Layer:
         """The same layer with tensors of its own. The model's weights stay shared: they are the same for every text."""
         parts: dict[str, Any] = {name: own_tensor(getattr(self, name)) for name in (*OF_TEXT, *STATES)}
         return replace(self, **parts)
-
-    def _map(self, move: Any) -> Layer:
-        moved: Layer = map_tensors(self, move)
-        return moved
 
 
 OF_TEXT = ("_attention", "_queries", "grouped_keys", "grouped_values", "_outputs", "visible", "bias", "sink")

@@ -19,7 +19,7 @@ from whence.errors import InputError
 from whence.reading.layer import Layer
 from whence.reading.refusals import ranges, refuse_following
 from whence.reading.storage import check_sizes, pack, understand_earlier, unpack
-from whence.reading.tensor_tree import own_tensor
+from whence.reading.tensor_tree import map_tensors, own_tensor
 from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
 from whence.results.short_repr import short_repr
@@ -211,16 +211,11 @@ class Trace:
 
     def to(self, device: str | torch.device) -> Trace:
         """A copy on another device (or in another dtype)."""
-
-        def move(t: Tensor) -> Tensor:
-            return t.to(device)
-
-        stacks = {n: replace(s, layers=tuple(la._map(move) for la in s.layers)) for n, s in self.stacks.items()}
         return replace(
             self,
-            stacks=stacks,
-            logits=None if self.logits is None else move(self.logits),
-            final_states=None if self.final_states is None else move(self.final_states),
+            stacks={n: map_tensors(stack, lambda t: t.to(device)) for n, stack in self.stacks.items()},
+            logits=None if self.logits is None else self.logits.to(device),
+            final_states=None if self.final_states is None else self.final_states.to(device),
         )
 
     def copied(self) -> Trace:

@@ -19,10 +19,6 @@ class Paper:
     def year(self) -> int:
         return int(self.name[-4:])
 
-    def citation(self) -> str:
-        """As a reference list has it."""
-        return f"{self.name}, *{self.title}* ({self.venue})"
-
 
 ARXIV = "https://arxiv.org/abs/"
 FERRANDO = "Javier Ferrando; Gerard I. Gállego; "

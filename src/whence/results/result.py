@@ -75,8 +75,12 @@ class Result:
         layers: tuple[int, ...] | None = None,
         key_tokens: Tokens | None = None,
         extra: Mapping[str, Tensor] | None = None,
+        **more: Any,
     ) -> Self:
-        """The result of one stack of a trace, labelled as the stack is. layers: those kept; None: all of them."""
+        """The result of one stack of a trace, labelled as the stack is. layers: those kept; None: all of them.
+
+        key_tokens: what labels the keys, where that is not the stack's own. more: fields that a class has besides.
+        """
         if key_tokens is None and "key" in axes and stack.key_tokens is not stack.tokens:
             key_tokens = stack.key_tokens
         return cls(
@@ -84,10 +88,11 @@ class Result:
             axes=axes,
             tokens=stack.tokens,
             provenance=provenance,
-            key_tokens=key_tokens,
+            key_tokens=None if key_tokens is stack.tokens else key_tokens,
             layers=tuple(layer.index for layer in stack) if layers is None else layers,
             heads=stack.layers[0].heads if "head" in axes else (),
             extra=extra or {},
+            **more,
         )
 
     @property

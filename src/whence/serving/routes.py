@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -147,37 +147,37 @@ def measure_routes(state: ServerState) -> APIRouter:
     """Measures of a trace, each a job."""
     router = APIRouter(prefix="/api/traces/{trace}")
 
-    @router.post("/identifiability", status_code=202, responses=ANSWERS)
-    def identifiability(trace: TraceId, request: schemas.StackRequest) -> schemas.JobAnswer:
-        """Rank, null space, null share and correlation of every row of a stack."""
-        return schemas.JobAnswer(**state.measure("identifiability", trace, request, work.identifiability))
-
-    @router.post("/certify", status_code=202, responses=ANSWERS)
-    def certify(trace: TraceId, request: schemas.CertifyRequest) -> schemas.JobAnswer:
-        """The exact interval of each of a row's heaviest weights, with checked proofs."""
-        return schemas.JobAnswer(**state.measure("certify", trace, request, work.certify))
-
-    @router.post("/witness", status_code=202, responses=ANSWERS)
-    def witness(trace: TraceId, request: schemas.RowRequest) -> schemas.JobAnswer:
-        """Another row with the same output, put into the model; null where there is none."""
-        return schemas.JobAnswer(**state.measure("witness", trace, request, work.witness))
-
-    @router.post("/contributions", status_code=202, responses=ANSWERS)
-    def contributions(trace: TraceId, request: schemas.MethodRequest) -> schemas.JobAnswer:
-        """What every hidden token is made of, by a method; its matrices become blocks of the trace."""
-        return schemas.JobAnswer(**state.measure("contributions", trace, request, work.contributions))
-
-    @router.post("/attribution", status_code=202, responses=ANSWERS)
-    def attribution(trace: TraceId, request: schemas.MethodRequest) -> schemas.JobAnswer:
-        """Which input tokens the prediction came from, by a method."""
-        return schemas.JobAnswer(**state.measure("attribution", trace, request, work.attribution))
-
-    @router.post("/answer", status_code=202, responses=ANSWERS)
-    def answer(trace: TraceId, request: schemas.MethodRequest) -> schemas.JobAnswer:
-        """What every token of the answer came from, by a method; its scores become a block of the trace."""
-        return schemas.JobAnswer(**state.measure("answer", trace, request, work.answer))
-
+    for name, request, says in MEASURES:
+        router.post(f"/{name}", name=name, description=says, status_code=202, responses=ANSWERS)(
+            _measure(state, name, request)
+        )
     return router
+
+
+MEASURES: tuple[tuple[str, type[Any], str], ...] = (
+    ("identifiability", schemas.StackRequest, "Rank, null space, null share and correlation of every row of a stack."),
+    ("certify", schemas.CertifyRequest, "The exact interval of each of a row's heaviest weights, with checked proofs."),
+    ("witness", schemas.RowRequest, "Another row with the same output, put into the model; null where there is none."),
+    (
+        "contributions",
+        schemas.MethodRequest,
+        "What every hidden token is made of; its matrices become blocks of the trace.",
+    ),
+    ("attribution", schemas.MethodRequest, "Which input tokens the prediction came from, by a method."),
+    (
+        "answer",
+        schemas.MethodRequest,
+        "What every token of the answer came from; its scores become a block of the trace.",
+    ),
+)
+
+
+def _measure(state: ServerState, name: str, kind: type[Any]) -> Callable[..., schemas.JobAnswer]:
+    def measure(trace: TraceId, request: Any) -> schemas.JobAnswer:
+        return schemas.JobAnswer(**state.measure(name, trace, request, getattr(work, name)))
+
+    measure.__annotations__["request"] = kind  # by which FastAPI reads the body
+    return measure
 
 
 def job_routes(state: ServerState) -> APIRouter:
