@@ -35,8 +35,56 @@ ROWS_NEED = frozenset({"queries", "keys", "values", "outputs"})
 """What rows of attention are made again from, and checked against, where the pass was fused."""
 
 
+class LayerTensors:
+    """What a stack, and a trace of its first stack, show of all layers together."""
+
+    def of(self, attention: str | None = None) -> Stack:
+        """The stack of that kind; of a stack, itself."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.of().layers)
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self.of().layers)
+
+    @property
+    def attention(self) -> Tensor:
+        """[layer, head, query, key]"""
+        return self.of()._stacked("attention")
+
+    @property
+    def queries(self) -> Tensor:
+        """[layer, head, query, d_k]"""
+        return self.of()._stacked("queries")
+
+    @property
+    def keys(self) -> Tensor:
+        """[layer, head, key, d_k]"""
+        return self.of()._stacked("keys")
+
+    @property
+    def values(self) -> Tensor:
+        """[layer, head, key, d_v]"""
+        return self.of()._stacked("values")
+
+    @property
+    def outputs(self) -> Tensor:
+        """[layer, head, query, d_v]"""
+        return self.of()._stacked("outputs")
+
+    @property
+    def states(self) -> Tensor:
+        """[layer + 1, token, d]: the hidden states; 0 is what the first block with attention reads, l + 1 what block l gives.
+
+        0 is the embeddings, unless a state-space or convolution layer mixes tokens before that block (`Trace.mixes`).
+        """
+        layers = self.of().layers
+        return torch.stack([layers[0].block_input, *(layer.block_output for layer in layers)])
+
+
 @dataclass(frozen=True)
-class Stack:
+class Stack(LayerTensors):
     """The attention layers of one kind: an encoder's, a decoder's, or a decoder's over an encoder."""
 
     __repr__ = short_repr
@@ -46,11 +94,8 @@ class Stack:
     tokens: Tokens  # of the queries
     key_tokens: Tokens
 
-    def __len__(self) -> int:
-        return len(self.layers)
-
-    def __iter__(self) -> Iterator[Layer]:
-        return iter(self.layers)
+    def of(self, attention: str | None = None) -> Stack:  # noqa: ARG002
+        return self
 
     def __getitem__(self, index: int) -> Layer:
         for layer in self.layers:
@@ -66,43 +111,9 @@ class Stack:
             raise InputError(f"the {self.name}'s layers differ in shape ({', '.join(shapes)}): take them one by one.")
         return torch.stack(tensors)
 
-    @property
-    def attention(self) -> Tensor:
-        """[layer, head, query, key]"""
-        return self._stacked("attention")
-
-    @property
-    def queries(self) -> Tensor:
-        """[layer, head, query, d_k]"""
-        return self._stacked("queries")
-
-    @property
-    def keys(self) -> Tensor:
-        """[layer, head, key, d_k]"""
-        return self._stacked("keys")
-
-    @property
-    def values(self) -> Tensor:
-        """[layer, head, key, d_v]"""
-        return self._stacked("values")
-
-    @property
-    def outputs(self) -> Tensor:
-        """[layer, head, query, d_v]"""
-        return self._stacked("outputs")
-
-    @property
-    def states(self) -> Tensor:
-        """[layer + 1, token, d]: the hidden states; 0 is what the first block with attention reads, l + 1 what block l gives.
-
-        0 is the embeddings, unless a state-space or convolution layer mixes tokens before that block (`Trace.mixes`).
-        """
-        first = self.layers[0].block_input
-        return torch.stack([first, *(layer.block_output for layer in self.layers)])
-
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(LayerTensors):
     """Everything one forward pass of one model on one text showed.
 
     >>> import whence
@@ -157,44 +168,8 @@ class Trace:
     def layers(self) -> tuple[Layer, ...]:
         return self.of().layers
 
-    def __len__(self) -> int:
-        return len(self.layers)
-
-    def __iter__(self) -> Iterator[Layer]:
-        return iter(self.layers)
-
     def __getitem__(self, index: int) -> Layer:
         return self.of()[index]
-
-    @property
-    def attention(self) -> Tensor:
-        """[layer, head, query, key]"""
-        return self.of().attention
-
-    @property
-    def queries(self) -> Tensor:
-        """[layer, head, query, d_k]"""
-        return self.of().queries
-
-    @property
-    def keys(self) -> Tensor:
-        """[layer, head, key, d_k]"""
-        return self.of().keys
-
-    @property
-    def values(self) -> Tensor:
-        """[layer, head, key, d_v]"""
-        return self.of().values
-
-    @property
-    def outputs(self) -> Tensor:
-        """[layer, head, query, d_v]"""
-        return self.of().outputs
-
-    @property
-    def states(self) -> Tensor:
-        """[layer + 1, token, d]"""
-        return self.of().states
 
     @property
     def pooled(self) -> Tensor | None:

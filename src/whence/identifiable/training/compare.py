@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,13 +45,13 @@ class Comparison:
             values = [100 * a for a in self.accuracies(variant)]
             row: dict[str, Any] = {
                 "variant": variant,
-                "accuracy": _mean(values),
+                "accuracy": statistics.fmean(values),
                 "sd": _sd(values),
                 "parameters": runs[0]["parameters"],
                 "attention_parameters": runs[0]["attention_parameters"],
                 "unique_from_head": runs[0]["unique_from_head_up_to"] if variant != "uniform" else "not attention",
                 "unique_from_block": runs[0]["unique_from_block_up_to"] if variant != "uniform" else "not attention",
-                "seconds": _mean([run["seconds"] for run in runs]),
+                "seconds": statistics.fmean([run["seconds"] for run in runs]),
             }
             if STANDARD in self.runs:
                 row["difference"], row["interval"] = paired(values, [100 * a for a in self.accuracies(STANDARD)])
@@ -130,16 +131,9 @@ def paired(values: Sequence[float], standard: Sequence[float]) -> tuple[float, f
 
     gaps = [a - b for a, b in zip(values, standard, strict=True)]
     if len(gaps) < 2:
-        return _mean(gaps), float("nan")
-    return _mean(gaps), float(stats.t.ppf(0.975, len(gaps) - 1)) * _sd(gaps) / math.sqrt(len(gaps))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+        return statistics.fmean(gaps), float("nan")
+    return statistics.fmean(gaps), float(stats.t.ppf(0.975, len(gaps) - 1)) * _sd(gaps) / math.sqrt(len(gaps))
 
 
 def _sd(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return float("nan")
-    mean = _mean(values)
-    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+    return statistics.stdev(values) if len(values) > 1 else float("nan")
