@@ -6,13 +6,32 @@ Each page keeps its made part between two marks; a test compares the pages with 
 from __future__ import annotations
 
 import sys
+import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 from whence.method_table import COSTS, DETERMINED, QUESTIONS, methods
-from whence.results.papers import PAPERS, Paper
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "made from the method table by scripts/method_docs.py: begin", "made from the method table: end"
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One paper of docs/papers.toml. `authors`: "Given Family; …", in the paper's order."""
+
+    name: str
+    authors: str
+    title: str
+    venue: str
+    url: str
+
+    @property
+    def year(self) -> int:
+        return int(self.name[-4:])
+
+
+PAPERS = {name: Paper(name, **about) for name, about in tomllib.loads((ROOT / "docs/papers.toml").read_text()).items()}
 
 
 def own() -> list:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +12,6 @@ import pytest
 
 from whence.cli import main
 from whence.method_table import QUESTIONS, methods
-from whence.results.papers import PAPERS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,6 +21,7 @@ def script(path: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
@@ -44,7 +45,24 @@ def test_a_change_of_the_table_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_every_paper_of_the_table_is_known_and_none_is_idle() -> None:
     cited = {name for m in methods() if m.location.startswith("whence.") for name in m.papers}
-    assert cited == set(PAPERS)
+    assert cited == set(METHOD_DOCS.PAPERS)
+
+
+CITED = re.compile(r"\bmethods (\d+(?:\.\d+)?)")
+
+
+def test_the_sections_that_the_code_cites_are_there() -> None:
+    sections = set(re.findall(r"^#+ (\d+(?:\.\d+)?)\.? ", (ROOT / "docs" / "methods.md").read_text(), re.MULTILINE))
+    assert {"1", "1.1", "9"} <= sections
+    cited = {
+        number: path
+        for path in (ROOT / "src" / "whence").rglob("*.py")
+        for number in CITED.findall(path.read_text())
+        if not path.name.startswith("_")
+    }
+    assert len(cited) > 5
+    assert set(cited) <= sections, {number: cited[number] for number in set(cited) - sections}
+    assert CITED.findall("as in methods 7.9.") == ["7.9"]
 
 
 def test_every_question_has_a_method(capsys: pytest.CaptureFixture[str]) -> None:
