@@ -14,6 +14,7 @@ from whence.cli._model import ModelArgument, ModelChoice, takes_model
 from whence.cli._output import Format, chosen_format, frame_of, put_out
 
 if TYPE_CHECKING:
+    from whence.identifiable.conversion.convert_decoder import ConvertedDecoder
     from whence.identifiable.conversion.probes import Probe
     from whence.identifiable.conversion.result import Converted
     from whence.reading.texts import Texts
@@ -52,7 +53,7 @@ def command(
         float, typer.Option("--embedding-weight", help="How much the embedding of a text counts beside its states.")
     ] = 1.0,
     experimental: Annotated[
-        bool, typer.Option("--experimental", help="Convert a decoder without rotary positions (ALiBi, none) too.")
+        bool, typer.Option("--experimental", help="Convert a decoder too; a Llama changes its class.")
     ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Decides the texts of every step.")] = 0,
     as_json: Json = False,
@@ -130,9 +131,14 @@ def _put_out(how: str, made: dict[str, Any], out: Path) -> None:
     put_out(how, table=lambda: None, data=lambda: made | {"folder": str(out)}, frame=lambda: frame_of(rows))
 
 
-def _show(converted: Converted) -> None:
+def _show(converted: Converted | ConvertedDecoder) -> None:
+    from whence.identifiable.conversion.convert_decoder import ConvertedDecoder
     from whence.identifiable.conversion.result import fidelity_table
 
+    if isinstance(converted, ConvertedDecoder):
+        for sentence in converted.sentences():
+            results.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        return
     results.print(fidelity_table(converted.before, converted.after), markup=False, highlight=False, soft_wrap=True)
     for name, (before, after) in converted.after.probes.items():
         results.print(f"probe {name}: original {100 * before:.1f}, converted {100 * after:.1f}", highlight=False)

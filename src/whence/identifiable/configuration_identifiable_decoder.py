@@ -15,6 +15,7 @@ from whence.identifiable.configuration_identifiable import ATTENTION, KEYS
 
 POSITIONS = ("rope", "alibi", "bias", "none")
 SINKS = ("none", "fixed")
+FEED_FORWARD = ("plain", "gated")
 
 
 @strict
@@ -30,6 +31,7 @@ class IdentifiableDecoderConfig(PreTrainedConfig):  # type: ignore[misc, unused-
     `shared_norm`: one RMSNorm on the tensor that is key and value; `query_norm`; `key_norm`, on free keys only.
     `sink`: "fixed" gives every head one learned logit that competes with the keys and has the value 0.
     `softcap`: s·tanh(score/s), with free keys only.
+    `feed_forward`: "plain" W_2 σ(W_1 x), or "gated" W_2 (σ(W_g x) ⊙ W_1 x), as Llama has it; `feed_forward_bias`.
     `key_size`, `value_size`: per head; None: hidden_size / num_attention_heads, and key_size = value_size.
 
     >>> IdentifiableDecoderConfig(keys="shared").rotate_values
@@ -61,6 +63,8 @@ class IdentifiableDecoderConfig(PreTrainedConfig):  # type: ignore[misc, unused-
     softcap: float | None = None
     attention_bias: bool = False
     hidden_act: str = "gelu"
+    feed_forward: str = "plain"
+    feed_forward_bias: bool = True
     hidden_dropout_prob: float | int = 0.0
     attention_probs_dropout_prob: float | int = 0.0
     max_position_embeddings: int = 2048
@@ -95,6 +99,7 @@ class IdentifiableDecoderConfig(PreTrainedConfig):  # type: ignore[misc, unused-
             ("attention", ATTENTION),
             ("position_embedding_type", POSITIONS),
             ("sink", SINKS),
+            ("feed_forward", FEED_FORWARD),
         ):
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name}={getattr(self, name)!r} is not known; choose one of {', '.join(allowed)}.")

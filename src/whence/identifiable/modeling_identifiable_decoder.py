@@ -242,14 +242,18 @@ class IdentifiableDecoderLayer(nn.Module):
         self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.attention = IdentifiableDecoderAttention(config, layer_idx)
         self.feed_forward_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
+        d, wide, bias = config.hidden_size, config.intermediate_size, config.feed_forward_bias
+        self.gate = nn.Linear(d, wide, bias=bias) if config.feed_forward == "gated" else None
+        self.up = nn.Linear(d, wide, bias=bias)
         self.activation = ACT2FN[config.hidden_act]
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.down = nn.Linear(wide, d, bias=bias)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x), **kwargs)[0])
-        out: Tensor = x + self.dropout(self.down(self.activation(self.up(self.feed_forward_norm(x)))))
+        y = self.feed_forward_norm(x)
+        inner = self.activation(self.up(y)) if self.gate is None else self.activation(self.gate(y)) * self.up(y)
+        out: Tensor = x + self.dropout(self.down(inner))
         return out
 
 

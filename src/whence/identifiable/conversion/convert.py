@@ -1,4 +1,4 @@
-"""From a pretrained encoder to one whose attention is unique: keys tied to values, distilled, folded, proved."""
+"""From a pretrained model to one whose attention is unique: keys tied to values, distilled, folded, proved."""
 
 # torch and transformers leave these functions without types.
 # mypy: disallow-untyped-calls=False
@@ -18,11 +18,13 @@ from whence.core.numerics.tolerances import TIED_KEYS
 from whence.errors import InputError, ModelError
 from whence.identifiable.conversion import closed_form
 from whence.identifiable.conversion.checkpoint import History
+from whence.identifiable.conversion.convert_decoder import ConvertedDecoder, refuse_encoder_options, tie_rotary_keys
 from whence.identifiable.conversion.distillation import Schedule, distil
 from whence.identifiable.conversion.fidelity import Fidelity, compare, groups, probe
 from whence.identifiable.conversion.probes import Probe
 from whence.identifiable.conversion.refusal import refuse_unfit
 from whence.identifiable.conversion.result import Converted
+from whence.identifiable.conversion.rotary import convertible
 from whence.identifiable.conversion.tied_key import Projections, fold, projections, tie, unfold
 from whence.identifiable.conversion.windows import WindowedTexts, batch, tokenise
 from whence.identifiable.statement import LayerFacts, Statement, facts_of, state
@@ -53,7 +55,7 @@ def tie_keys(
     checkpoint: str | Path | None = None,
     progress: Progress = False,
     say: Say | None = None,
-) -> Converted:
+) -> Converted | ConvertedDecoder:
     """Convert a BERT-family encoder so that its attention is unique at every length; the model given is not changed.
 
     Every key projection becomes K = V·M, M fitted per head in closed form to the attention logits on `texts`; then
@@ -61,9 +63,11 @@ def tie_keys(
     `max_length`, the model's own maximum by default). `steps=0`: the closed form alone. `held_out`: texts to measure
     fidelity on; None: a tenth of `texts` is set aside. `probes`: labelled data for linear probes. `start`: an earlier
     conversion of the same model to go on from, in place of the closed form. `embedding_weight`: how much the embedding
-    of a whole text counts beside its hidden states. `experimental`: convert a decoder without rotary positions (ALiBi,
-    none), saved as plain weights of its own class. `truncate`: of a text that is longer than the model reads use the first
-    part alone, not windows from all of it. `checkpoint`: a file from which a run that was stopped goes on.
+    of a whole text counts beside its hidden states. `experimental`: convert a decoder; without rotary positions (ALiBi,
+    none) it is saved as plain weights of its own class, a Llama becomes an `IdentifiableForCausalLM`, distilled by its
+    logits, with its perplexity before and after (`ConvertedDecoder`). `truncate`: of a text that is longer than the model
+    reads use the first part alone, not windows from all of it. `checkpoint`: a file from which a run that was stopped
+    goes on.
 
     Theorem 1: if col(K) ⊂ span[T, 1], the softmax row with a given head output is unique at every n.
 
@@ -82,6 +86,18 @@ def tie_keys(
     fitting, kept = _set_aside(list(texts), held_out, seed)
     corpus, measured = (tokenise(chosen.tokenizer, part, limit, truncate=truncate) for part in (fitting, kept))
     say = say or (lambda _: None)
+    where = None if checkpoint is None else Path(checkpoint)
+    schedule = Schedule(steps, learning_rate, tokens, seed=seed, embedding_weight=embedding_weight)
+    settings = {
+        "steps": steps, "learning_rate": learning_rate, "tokens": tokens, "max_length": limit, "seed": seed,
+        "texts": len(fitting), "held_out": len(kept), "embedding_weight": embedding_weight,
+        "start": None if start is None else as_model(start).name,
+    }  # fmt: skip
+    if convertible(chosen.model):
+        refuse_encoder_options(probes, start)
+        return tie_rotary_keys(
+            chosen, corpus, measured, schedule, checkpoint=where, progress=progress, say=say, settings=settings
+        )
 
     config: Any = chosen.model.config
     heads = int(config.num_attention_heads)
@@ -97,8 +113,6 @@ def tie_keys(
     before = Fidelity(compare(chosen.model, student, measured, made))
     _choose_trainable(student, places)
     say(f"distilling for {steps} steps")
-    schedule = Schedule(steps, learning_rate, tokens, seed=seed, embedding_weight=embedding_weight)
-    where = None if checkpoint is None else Path(checkpoint)
     history = (
         distil(
             student,
@@ -114,11 +128,6 @@ def tie_keys(
     )
     student.requires_grad_(True)
     mixing = tuple(fold(places))
-    settings = {
-        "steps": steps, "learning_rate": learning_rate, "tokens": tokens, "max_length": limit, "seed": seed,
-        "texts": len(fitting), "held_out": len(kept), "embedding_weight": embedding_weight,
-        "start": None if start is None else as_model(start).name,
-    }  # fmt: skip
     student_config: Any = student.config
     student_config.update({"whence": {"keys": "tied", "converted_from": chosen.name}})
     result = Model(student, chosen.tokenizer, chosen.processor, f"{chosen.name}, keys tied")

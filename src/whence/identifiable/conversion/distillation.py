@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from whence.model.identity import hash_configuration
 from whence.model.load import hash_weights
 from whence.results.progress import Progress, shown
 from whence.results.run_identity import RunIdentity
+
+Objective = Callable[[nn.Module, nn.Module, dict[str, Tensor], float], Tensor]
+"""(original, tied model, batch, weight of what is not the chief term) → loss."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,13 @@ def loss_of(original: tuple[Tensor, ...], tied: tuple[Tensor, ...], mask: Tensor
     return total + weight * (1 - torch.cosine_similarity(ours, theirs, dim=-1).mean())
 
 
+def state_loss(original: nn.Module, tied: nn.Module, inputs: dict[str, Tensor], weight: float) -> Tensor:
+    """`loss_of` both models on one batch."""
+    with torch.no_grad():
+        wanted = states(original, inputs)
+    return loss_of(wanted, states(tied, inputs), inputs["attention_mask"], weight)
+
+
 def pool(final: Tensor, mask: Tensor) -> Tensor:
     """The mean over real tokens: (batch, n, d) → (batch, d)."""
     real = mask[..., None].to(final)
@@ -78,9 +89,12 @@ def distil(
     checkpoint: Path | None = None,
     start: str | None = None,
     every: int = 100,
+    objective: Objective | None = None,
     progress: Progress = False,
 ) -> History:
-    """Train `tied` in place. With `checkpoint`, a file written every so many steps from which a stopped run goes on.
+    """Train `tied` in place on `objective`, the hidden states' where none is given.
+
+    With `checkpoint`, a file written every so many steps from which a stopped run goes on.
 
     The checkpoint of another original, other texts, another `start` (the hash of the weights that `tied` began with,
     where they are not the closed form of the original's) or another schedule is refused.
@@ -104,9 +118,7 @@ def distil(
     with shown(progress) as tell:
         for step in range(first, schedule.steps):
             inputs = {k: t.to(device) for k, t in batch(corpus, schedule.tokens, schedule.seed, step).items()}
-            with torch.no_grad():
-                wanted = states(original, inputs)
-            loss = loss_of(wanted, states(tied, inputs), inputs["attention_mask"], schedule.embedding_weight)
+            loss = (objective or state_loss)(original, tied, inputs, schedule.embedding_weight)
             value = float(loss.detach())
             if not math.isfinite(value):
                 kept = f" The last good state is in {str(checkpoint)!r}." if checkpoint and checkpoint.exists() else ""

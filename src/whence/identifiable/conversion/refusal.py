@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from whence.errors import ModelError
+from whence.identifiable.conversion.rotary import convertible
 from whence.model.load import Model
 
 
 def refuse_unfit(model: Model, *, experimental: bool = False) -> None:
     """Refuse models for which tied keys would not give uniqueness, with the reason and what would be needed.
 
-    `experimental`: let decoders without rotary positions through; the theorem covers them, their quality is untried.
+    `experimental`: let decoders through; the theorem covers them without rotary positions, and Llamas in another class.
     """
     config: Any = getattr(model.model, "config", None)
     if config is None or not hasattr(config, "num_attention_heads"):
@@ -25,12 +26,22 @@ def refuse_unfit(model: Model, *, experimental: bool = False) -> None:
         or kind.startswith(("rope", "rotary"))
         or any("rotary" in type(m).__name__.lower() for m in model.model.modules())
     )
+    if rotary and convertible(model.model):
+        if experimental:
+            return
+        raise ModelError(
+            f"{model.name} turns its keys by position (RoPE) and not its values: tying its keys would not make its "
+            "attention unique, and turning its values too makes it another model. experimental=True (--experimental) "
+            "converts it into whence.IdentifiableForCausalLM and distils it; the perplexity that it reaches is "
+            "measured, and was more than 1.15 times the original's where this was tried."
+        )
     if rotary:
         raise ModelError(
             f"{model.name} turns its keys by position (RoPE) and not its values: K_j = R_j·V_j·M is a different map "
             "at every position, so col(K) leaves span[T, 1] and Theorem 1 does not hold; tying its keys would not "
             "make its attention unique. What would be needed: positions that are added to the embeddings or to the "
-            "scores (learned, ALiBi, T5 bias) in place of the rotation, and training anew."
+            "scores (learned, ALiBi, T5 bias) in place of the rotation, or values that are turned too, and training "
+            "anew. Plain Llamas are converted into such a class, experimentally."
         )
     if kind.startswith("relative_key"):
         raise ModelError(
