@@ -91,7 +91,8 @@ class ModelChoice:
         """The trace of a text (or of standard input, for -); `answer`: what follows it, as `whence.trace` takes it."""
         from whence.reading.tracing import trace
 
-        return trace(self.load(), read(text), self.pair, target, truncate=self.truncate, **answer)
+        made: Trace = trace(self.load(), read(text), self.pair, target, truncate=self.truncate, **answer)
+        return made
 
 
 def read(text: str) -> str:

@@ -56,8 +56,8 @@ def train_lm(
     made = train_language_model(documents, out=out, settings=settings, quiet=quiet, say=say)
     if os.environ.get("RANK", "0") != "0":  # one process speaks for all
         return
-    data = made.metrics | {"folder": str(out)}
-    put_out(how, table=lambda: _say(made, out), data=lambda: data, frame=lambda: frame_of([data]))
+    told = made.metrics | {"folder": str(out)}
+    put_out(how, table=lambda: _say(made, out), data=lambda: told, frame=lambda: frame_of([told]))
 
 
 def _say(made: LanguageModel, out: Path) -> None:

@@ -131,7 +131,7 @@ class Stream:
 
     def _forward(self, show: Callable[[Trace, list[str]], None]) -> None:
         proof, wanted = prove_model(self.model, self.prepared), frozenset(KEEP)
-        order = [s for s in ("encoder", "decoder", "cross") if s in proof.stacks]
+        order: list[str] = [s for s in ("encoder", "decoder", "cross") if s in proof.stacks]
 
         def consume(site: AttentionSite, outcome: Outcome) -> None:
             piece = trace_of_row(self.model, proof, outcome, 0, self.prepared, wanted, [site])

@@ -282,6 +282,8 @@ def test_unfit_models_are_refused_with_the_reason() -> None:
     from conformance.zoo import build, find
 
     with pytest.raises(ModelError, match=r"RoPE.*What would be needed"):
+        refuse_unfit(whence.Model(build(find("gpt_neox")).model))
+    with pytest.raises(ModelError, match=r"RoPE.*another model"):
         refuse_unfit(whence.Model(build(find("llama")).model))
     with pytest.raises(ModelError, match="decoder"):
         refuse_unfit(whence.Model(build(find("gpt2")).model))
