@@ -166,6 +166,25 @@ def test_other_texts_scores_and_answers_are_another_run(additive: Model, tmp_pat
     assert path.read_bytes() == before
 
 
+def test_a_file_cut_anywhere_is_refused(additive: Model, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    whole = whence.faithfulness(additive, TEXTS[:3], METHODS, save=path, random=2)
+    data = path.read_bytes()
+    assert whole.save(tmp_path / "again.jsonl").read_bytes() == data
+    ends = [at for at, byte in enumerate(data) if byte == 10]
+    for at in (0, 1, *ends, *(end + 1 for end in ends[:-1]), *range(7, len(data), 997)):
+        path.write_bytes(data[:at])
+        with pytest.raises(InputError, match=r"damaged|not whole|holds no run"):
+            Faithfulness.load(path)
+    path.write_bytes(data + data[ends[0] + 1 : ends[1] + 1])
+    with pytest.raises(InputError, match="added to"):
+        Faithfulness.load(path)
+    path.write_bytes(data[: ends[2] + 5])
+    assert Faithfulness.load(path, unfinished=True).records == whole.records[:2]
+    assert whence.faithfulness(additive, TEXTS[:3], METHODS, save=path, random=2).records == whole.records
+    assert path.read_bytes() == data
+
+
 def test_a_finished_run_says_so_and_does_nothing(additive: Model, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     texts = [*TEXTS[:3], TEXTS[0]]

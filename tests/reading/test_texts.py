@@ -52,7 +52,7 @@ def test_every_format_gives_the_same(kind: str, tmp_path: Path) -> None:
     assert len(read_texts(write(tmp_path, kind, ROWS), limit=2)) == 2
 
 
-lines = st.text(st.characters(blacklist_characters="\n\r", blacklist_categories=("Cs",))).filter(bool)
+lines = st.text(st.characters(blacklist_characters="\0\n\r", blacklist_categories=("Cs",))).filter(bool)
 
 
 @given(st.lists(lines, min_size=1, max_size=8))
@@ -176,6 +176,16 @@ def test_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("a.json", b"[" * 100_000, r"a\.json' is JSON that is nested too deep"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud83d"}\n', r"line 2, holds half a surrogate pair"),
         ("a.json", b'["fine", "\\udc00"]', r"entry 1, holds half a surrogate pair"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"text": "b", "text": "c"}\n',
+            r"line 2, is not JSON: the name 'text' is there twice",
+        ),
+        ("a.csv", b'text,label\n"never closed,1\nx,2\ny,3\n', r"a\.csv', line 4: unexpected end of data"),
+        ("a.csv", b'text,label\n"Well" he said,1\n', r"a\.csv', line 2: .* Quote texts"),
+        ("a.csv", "text\nfine\n".encode("utf-16-le"), r"a\.csv', line 1, has a NUL character in it: .* UTF-8"),
+        ("a.csv", "text\nfine\n".encode("utf-16"), r"a\.csv', line 1, is not UTF-8"),
+        ("a.jsonl", b'{"text": ' + b"1" * 5000 + b"}\n", r"a\.jsonl', line 1, is not JSON"),
         ("a.csv", b"text\nfine\n\xff\n", r"a\.csv', line 3, is not UTF-8"),
     ],
 )
@@ -184,6 +194,12 @@ def test_odd_files_are_refused_with_line_and_remedy(tmp_path, name, content, sai
     with pytest.raises(InputError, match=said) as refusal:
         read_texts(tmp_path / name)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "x" * 300 + ".csv", "/y" * 3000 + ".csv", "a\0b.csv", "."])
+def test_what_is_no_file_is_not_read(name):
+    with pytest.raises(InputError, match=r"no file|is a device|is a folder"):
+        read_texts(name)
 
 
 def test_windows_line_ends_are_line_ends(tmp_path):

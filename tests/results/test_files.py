@@ -12,6 +12,8 @@ import torch
 
 from whence.errors import InputError, UnavailableError
 from whence.results.files import make_folder, whole_files, write_atomically
+from whence.results.records import read_records
+from whence.results.tensor_file import load_tensors
 
 
 def test_a_link_is_followed_and_stays_one(tmp_path):
@@ -41,7 +43,7 @@ def test_what_is_no_file_is_refused_and_stays(tmp_path):
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
 
 
-@pytest.mark.parametrize("name", ["a\0b", "x" * 300, "no/such/folder/x"])
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b", "x" * 300, "y/" * 3000 + "z", "no/such/folder/x"])
 def test_names_that_no_file_can_have(tmp_path, name):
     with pytest.raises(InputError) as problem:
         write_atomically(f"{tmp_path}/{name}", b"x")
@@ -101,3 +103,44 @@ def test_a_folder_of_files_arrives_whole_or_not(tmp_path):
     with whole_files(tmp_path) as scratch:
         (scratch / "config.json").write_text("new")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"config.json": "new"}
+
+
+def test_what_is_no_file_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in ("fifo", "loop", "x" * 300, "a\0b", "a\ud800b", "", "."):
+        with pytest.raises(InputError, match="there is no file"):
+            load_tensors(tmp_path / name)
+        with pytest.raises(InputError, match="there is no file"):
+            read_records(tmp_path / name, "train")
+
+
+def test_an_empty_name_is_not_the_folder_one_is_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for write in (make_folder, lambda name: write_atomically(name, b"x")):
+        with pytest.raises(InputError, match="empty"):
+            write("")
+    with pytest.raises(InputError, match="not UTF-8"):
+        make_folder("a\udcff")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_files_follows_links_and_replaces_nothing_else(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "out" / "a").symlink_to(tmp_path / "real")
+    with whole_files(tmp_path / "out") as scratch:
+        (scratch / "a").write_text("new")
+    assert (tmp_path / "out" / "a").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+    os.mkfifo(tmp_path / "out" / "b")
+
+    def write_both():
+        with whole_files(tmp_path / "out") as scratch:
+            (scratch / "a").write_text("newer")
+            (scratch / "b").write_text("newer")
+
+    with pytest.raises(InputError, match="is a FIFO"):
+        write_both()
+    assert (tmp_path / "real").read_text() == "new"
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"a", "b"}

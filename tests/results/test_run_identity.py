@@ -149,3 +149,16 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_start(tmp_path):
     with pytest.raises(InputError, match="another run"):
         run_folder(tmp_path, RunIdentity("convert"))
     assert (tmp_path / ".whence-0.part").exists()
+
+
+def test_a_run_json_that_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "run.json")
+    with pytest.raises(InputError, match=r"run\.json' is damaged"):
+        run_folder(tmp_path, ONE)
+
+
+def test_a_folder_with_files_of_somebody_else_is_left_alone(tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(InputError, match=r"holds 'README\.md', which the run would write"):
+        run_folder(tmp_path, ONE, state=("checkpoint-*", "README.md"))
+    assert not (tmp_path / "run.json").exists()

@@ -61,6 +61,14 @@ def test_a_token_is_needed_and_becomes_a_cookie(model: Any) -> None:
         assert "HttpOnly" in first.headers["set-cookie"]
         assert "SameSite=Strict" in first.headers["set-cookie"]
         assert guest.get("/health").status_code == 200
+        mine = first.headers["set-cookie"].split(";")[0]
+        for odd in (
+            "an odd one; ",
+            '[x]={"y": 1}; ',
+            'open="quote; ',
+            "=; ;; ",
+        ):  # other servers' cookies lock nobody out
+            assert guest.get("/health", headers={"cookie": odd + mine}).status_code == 200
         assert guest.get("/health", headers={"host": "192.168.7.7:8899"}).status_code == 200
         assert guest.get("/health", headers={"host": "evil.example"}).status_code == 421
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -63,3 +64,18 @@ def frame_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
         return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
     return pd.DataFrame([{key: cell(value) for key, value in row.items()} for row in rows])
+
+
+def check_plot(path: Path | None) -> None:
+    """Whether a picture can have that name; before the work, not after it."""
+    if path is not None and path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise InputError(f"--plot {str(path)!r}: the file must end in .png, .svg or .pdf.")
+
+
+def save_plot(axes: Any, path: Path) -> None:
+    """The figure of matplotlib Axes in a file, whole or not at all."""
+    from whence.results.files import write_atomically
+
+    buffer = io.BytesIO()
+    axes.figure.savefig(buffer, format=path.suffix[1:].lower(), dpi=150)
+    write_atomically(path, buffer.getvalue())

@@ -75,7 +75,7 @@ def command(
     from whence.model.identity import model_hashes
     from whence.model.load import load
     from whence.reading.texts import read_texts
-    from whence.results.run_folder import NAME, run_folder
+    from whence.results.run_folder import MODEL_FILES, NAME, run_folder
     from whence.results.run_identity import RunIdentity, hash_texts
 
     loaded = source.named(name).load()
@@ -96,7 +96,7 @@ def command(
     if beginning is not None:
         hashes["start"] = beginning.weights_hash
     hashes |= {f"probe {one.name}": hash_texts([*one.train, *one.test]) for one in probes}
-    run = run_folder(out, RunIdentity("convert", hashes, options), state=CHECKPOINT)
+    run = run_folder(out, RunIdentity("convert", hashes, options), state=(CHECKPOINT, *MODEL_FILES))
     if run.finished:
         messages.print(f"The run in {str(out)!r} is finished: nothing was done.")
         (out / CHECKPOINT).unlink(missing_ok=True)

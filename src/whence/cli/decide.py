@@ -9,7 +9,7 @@ import typer
 
 from whence.cli._app import Debug, Json, Quiet, results, working
 from whence.cli._model import ModelChoice, read, takes_model
-from whence.cli._output import Format, chosen_format, put_out
+from whence.cli._output import Format, check_plot, chosen_format, put_out, save_plot
 from whence.errors import InputError
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def command(
     that decides otherwise and that the model, given it, did not notice.
     """
     how = chosen_format(format_, as_json)
+    check_plot(plot)
     with working(f"Reading {source.model}", quiet):
         loaded = source.load()
     with working("Deciding", quiet):
@@ -78,7 +79,7 @@ def command(
         else:
             found = _decide(loaded, text, rule, layer, head, query, combine, attention, target, source)
     if plot is not None:
-        found.plot().figure.savefig(plot)
+        save_plot(found.plot(), plot)
     if out is not None:
         if not hasattr(found, "save"):
             raise InputError("an alignment is not saved to a file; use --json.")

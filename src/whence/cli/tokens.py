@@ -9,7 +9,7 @@ import typer
 
 from whence.cli._app import Debug, Json, Quiet, messages, results, watched, working
 from whence.cli._model import ModelChoice, takes_model
-from whence.cli._output import Format, chosen_format, put_out
+from whence.cli._output import Format, check_plot, chosen_format, put_out, save_plot
 from whence.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def command(
     """
     how = chosen_format(format_, as_json)
     _check_by(by)
-    _check_plot(plot)
+    check_plot(plot)
     chosen = _numbers("--layers", layers)
     aims = _numbers("--targets", targets)
     with working(f"Loading {source.model}", quiet):
@@ -79,7 +79,7 @@ def command(
     if save is not None:
         result.save(save)
     if plot is not None:
-        _draw(result, plot)
+        save_plot(result.plot(), plot)
 
     def as_data() -> dict[str, Any]:
         lines = [] if by is None else result.breakdown(by).to_dict(orient="records")
@@ -162,19 +162,3 @@ def _check_by(by: str | None) -> None:
     known = ("kind", "piece", "frequency", "position", "length")
     if by is not None and by not in known:
         raise InputError(f"--by {by!r} is no breakdown; choose one of {', '.join(known)}.")
-
-
-def _check_plot(path: Path | None) -> None:
-    """Before the work, not after it."""
-    if path is not None and path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise InputError(f"--plot {str(path)!r}: the file must end in .png, .svg or .pdf.")
-
-
-def _draw(result: TokenIdentifiability, path: Path) -> None:
-    import io
-
-    from whence.results.files import write_atomically
-
-    buffer = io.BytesIO()
-    result.plot().figure.savefig(buffer, format=path.suffix[1:].lower(), dpi=150)
-    write_atomically(path, buffer.getvalue())

@@ -18,6 +18,7 @@ from whence.faithful.statistics import Bootstrap, Difference, all_differences
 from whence.results.records import read_records, write_records
 from whence.results.run_identity import RunIdentity
 from whence.results.short_repr import short_repr
+from whence.results.tensor_file import understood
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -263,13 +264,14 @@ class Faithfulness:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """JSON lines: what was run, then a line per text. The file that `save=` writes while it runs is the same."""
-        return write_records(path, self.identity, (r.to_dict() for r in self.records))
+        return write_records(path, self.identity, [r.to_dict() for r in self.records])
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Faithfulness:
-        """A saved run."""
-        identity, records = read_records(path, METHOD)
-        return cls(identity, tuple(map(TextRecord.from_dict, records)))
+    def load(cls, path: str | os.PathLike[str], *, unfinished: bool = False) -> Faithfulness:
+        """A saved run; with `unfinished` also what a run that was stopped has done so far."""
+        with understood(path, METHOD):
+            identity, records = read_records(path, METHOD, unfinished=unfinished)
+            return cls(identity, tuple(map(TextRecord.from_dict, records)))
 
     @classmethod
     def joined(cls, parts: Sequence[Faithfulness]) -> Faithfulness:

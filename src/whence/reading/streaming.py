@@ -159,8 +159,9 @@ class Stream:
 
     def pieces(self) -> Iterator[Trace]:
         """As the layers, each as a trace that holds nothing else: with its stack, tokens and provenance."""
-        offered: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=1)
-        wanted: queue.Queue[bool] = queue.Queue(maxsize=1)
+        # Unbounded, so that neither side ever waits to put: whoever is interrupted, the other still comes to its end.
+        offered: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
         def show(piece: Trace, _stacks: list[str]) -> None:
             offered.put(("piece", piece))
@@ -178,24 +179,29 @@ class Stream:
 
         context = contextvars.copy_context()
         thread = threading.Thread(target=context.run, args=(work,), name="whence stream", daemon=True)
+
+        def end() -> None:
+            wanted.put(False)  # the pass may be on its way to the next layer, and ends there
+            if thread.ident is not None:
+                thread.join()
+
         with refusing_lock(self.model.model, thread):
-            thread.start()
-            running = True
             try:
+                thread.start()
                 while True:
                     wanted.put(True)
                     kind, content = offered.get()
-                    if kind != "piece":
-                        running = False
-                        if kind == "problem":
-                            raise content
+                    if kind == "problem":
+                        raise content
+                    if kind == "end":
                         return
                     yield content
                     del content
             finally:
-                if running:
-                    wanted.put(False)  # it may still be on its way to the next layer, and ends there
-                thread.join()
+                try:
+                    end()
+                finally:
+                    end()  # again, if the first was interrupted
 
 
 class _Asked(BaseException):

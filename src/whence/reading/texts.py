@@ -10,6 +10,7 @@ import csv
 import importlib
 import json
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -127,9 +128,15 @@ def _format(path: str | os.PathLike[str], given: str | None) -> str:
         if given == "datasets":
             return given
     file = Path(path).expanduser()
-    if file.is_dir():
+    try:
+        kind = file.stat().st_mode
+    except (OSError, ValueError):  # also a name that is too long, or has a NUL in it
+        kind = 0
+    if stat.S_ISDIR(kind):
         raise InputError(f"{str(path)!r} is a folder; give a file, or the name of a data set.")
-    if not file.exists():
+    if stat.S_ISCHR(kind) or stat.S_ISBLK(kind):
+        raise InputError(f"{str(path)!r} is a device; give a file, or the name of a data set.")
+    if not kind:
         if given is None and file.suffix.lower() not in SUFFIXES.keys() - {""} and not file.is_absolute():
             return "datasets"
         raise InputError(f"there is no file {str(path)!r}.")
@@ -207,6 +214,10 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[str]:
                 line = data.decode("utf-8-sig" if number == 1 else "utf-8")
                 if line.endswith("\r\n"):
                     line = line[:-2] + "\n"
+                if "\0" in line:
+                    raise InputError(
+                        f"{str(path)!r}, line {number}, has a NUL character in it: it is no text, or UTF-16; save it as UTF-8."
+                    )
                 if "\r" in line:
                     raise InputError(
                         f"{str(path)!r}, line {number}, has a carriage return without a line feed: save the file with the "
@@ -244,13 +255,18 @@ def _tsv(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[
 def _fields(path: str | os.PathLike[str], mark: str, *, quoted: bool) -> Iterator[tuple[int, list[str]]]:
     """(line number, fields) of every line that is not empty."""
     csv.field_size_limit(1 << 30)
-    reader = csv.reader(_lines(path), delimiter=mark, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE)
+    reader = csv.reader(
+        _lines(path), delimiter=mark, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE, strict=True
+    )
     try:
         for fields in reader:
             if fields:
                 yield reader.line_num, fields
     except csv.Error as problem:
-        raise InputError(f"{str(path)!r}, line {reader.line_num}: {problem}. Quote the text.") from problem
+        raise InputError(
+            f"{str(path)!r}, line {reader.line_num}: {problem}. Quote texts that begin with a quotation mark, double the "
+            "marks inside, and close every quotation."
+        ) from problem
 
 
 def _table(path: str | os.PathLike[str], lines: Iterator[tuple[int, list[str]]]) -> tuple[list[str], Iterator[Row]]:
@@ -292,9 +308,18 @@ def _jsonl(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterato
     return list(dict.fromkeys(key for row in rows() for key in row)), rows()
 
 
+def _once(pairs: list[tuple[str, Any]]) -> Row:
+    """An object of JSON; a name that is there twice is refused, as a column would be."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        repeated = next(name for name, number in Counter(name for name, _ in pairs).items() if number > 1)
+        raise ValueError(f"the name {repeated!r} is there twice in one object")
+    return row
+
+
 def _parsed(text: str, where: str, advice: str = "") -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once)
     except RecursionError:
         raise InputError(f"{where} is JSON that is nested too deep: give texts, or objects with texts.") from None
     except ValueError as problem:

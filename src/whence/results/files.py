@@ -49,8 +49,7 @@ def write_atomically(path: str | os.PathLike[str], *data: bytes | memoryview) ->
 def regular_target(path: str | os.PathLike[str]) -> Path:
     """Where a file is to be written: links followed, `~` expanded; an InputError where no regular file can be."""
     name = os.fspath(path)
-    if "\0" in name:
-        raise InputError(f"{name!r} has a NUL character in it: no file can be called that.")
+    refuse_name(name)
     try:
         target = Path(os.path.realpath(Path(name).expanduser()))
         kind = target.stat().st_mode
@@ -65,6 +64,28 @@ def regular_target(path: str | os.PathLike[str]) -> Path:
             "a file."
         )
     return target
+
+
+def refuse_name(name: str) -> None:
+    """Raise an InputError for a name that no file can have: none at all, a NUL, half a character."""
+    if not name:
+        raise InputError("the name of the file or folder is empty: give one ('.' for the folder you are in).")
+    if "\0" in name:
+        raise InputError(f"{name!r} has a NUL character in it: no file can be called that.")
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError as problem:
+        raise InputError(
+            f"{name!r} has half a character ({name[problem.start]!r}) in it: no file can be called that."
+        ) from None
+
+
+def is_regular_file(path: Path) -> bool:
+    """Whether a file is there that can be read to its end: no folder, FIFO or device, and no name that cannot be."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long, or a link that leads to itself
+        return False
 
 
 def write_problem(problem: Exception, path: str | os.PathLike[str], advice: str = "") -> WhenceError:
@@ -94,9 +115,11 @@ def disk_is_full(problem: Exception) -> bool:
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder `path`, made with its parents if it is not there."""
-    if "\0" in os.fspath(path):
-        raise InputError(f"{os.fspath(path)!r} has a NUL character in it: no folder can be called that.")
+    """The folder `path`, made with its parents if it is not there. Its name must be UTF-8: safetensors takes no other."""
+    name = os.fspath(path)
+    refuse_name(name)
+    if not name.isascii() and name != name.encode(errors="replace").decode():
+        raise InputError(f"{name!r} is not UTF-8, and weights cannot be written there: give another folder.")
     try:
         folder = Path(path).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,13 +146,16 @@ def whole_files(folder: Path) -> Iterator[Path]:
         try:
             yield scratch
             written = sorted(path for path in scratch.rglob("*") if path.is_file())
+            targets = {}
+            for path in written:  # all of them, before the first is replaced
+                target = folder / path.relative_to(scratch)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                targets[path] = regular_target(target)
             for path in written:
                 with path.open("rb+") as file:
                     os.fsync(file.fileno())
             for path in written:
-                target = folder / path.relative_to(scratch)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                path.replace(target)
+                path.replace(targets[path])
             _sync_folder(folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

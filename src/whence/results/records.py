@@ -10,12 +10,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from whence.errors import InputError
-from whence.results.files import make_folder, parse_json, regular_target, write_atomically, write_problem
+from whence.results.files import (
+    is_regular_file,
+    make_folder,
+    parse_json,
+    regular_target,
+    write_atomically,
+    write_problem,
+)
 from whence.results.run_identity import RunIdentity
 
 FINISHED = "finished"  # the one key of the last line of a run that came to its end
@@ -37,8 +44,8 @@ class Records:
         self.path = regular_target(path)
         make_folder(self.path.parent)
         self._records: list[Any] = []
-        self.finished: Any = None
-        """What `finish` was given, where the run came to its end."""
+        self.finished: list[str] | None = None
+        """The keys of the records, where the run came to its end."""
         whole = self._read(identity) if self.path.exists() else 0
         try:
             self._file = self.path.open("r+b" if self.path.exists() else "wb")
@@ -66,10 +73,10 @@ class Records:
         self._write(record)
         self._records.append(json.loads(json.dumps(record)))
 
-    def finish(self, summary: Any) -> None:
-        """Note that the run is done; `summary` (plain data, not None) is there as `finished` when the file is opened again."""
-        self._write({FINISHED: summary})
-        self.finished = summary
+    def finish(self, keys: list[str]) -> None:
+        """Note that the run is done: the keys of its records in the order of what was asked."""
+        self._write({FINISHED: keys})
+        self.finished = keys
 
     def _write(self, content: Any) -> None:
         before = self._file.tell()
@@ -108,13 +115,20 @@ class Records:
         return whole
 
 
-def read_records(path: str | os.PathLike[str], method: str) -> tuple[RunIdentity, list[Any]]:
-    """The identity and the records of a file of `method`, whichever run wrote it; a line cut short is left out."""
+def read_records(
+    path: str | os.PathLike[str], method: str, *, unfinished: bool = False
+) -> tuple[RunIdentity, list[Any]]:
+    """The identity and the records of a file of `method`, whichever run wrote it.
+
+    A file without its last line was cut, or its run was stopped: refused, but for `unfinished`, which leaves out a
+    line cut short.
+    """
     source = Path(path).expanduser()
-    if not source.is_file():
+    if not is_regular_file(source):
         raise InputError(f"there is no file {str(path)!r} to load.")
     contents = []
-    for number, line in enumerate(source.read_bytes().split(b"\n")[:-1], 1):
+    *lines, rest = source.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
         try:
             contents.append(_content(line))
             identity = RunIdentity.from_dict(contents[0])
@@ -122,12 +136,26 @@ def read_records(path: str | os.PathLike[str], method: str) -> tuple[RunIdentity
             raise InputError(f"{str(path)!r}, line {number}, is damaged ({problem}).") from problem
     if not contents or identity.method != method:
         raise InputError(f"{str(path)!r} holds no run of {method}.")
-    return identity, [content for content in contents[1:] if not _is_end(content)]
+    records = [content for content in contents[1:] if not _is_end(content)]
+    whole = not rest and _is_end(contents[-1]) and len(records) == len(contents) - 2
+    if not whole and not unfinished:
+        raise InputError(
+            f"{str(path)!r} is not whole: its run was stopped (the same command goes on with it), or the file was cut or "
+            "added to since."
+        )
+    return identity, _in_order(records, contents[-1][FINISHED]) if whole else records
 
 
-def write_records(path: str | os.PathLike[str], identity: RunIdentity, records: Iterable[Any]) -> Path:
+def write_records(path: str | os.PathLike[str], identity: RunIdentity, records: Sequence[Any]) -> Path:
     """All records of a run at once, whole or not at all; `Records` and `read_records` read them."""
-    return write_atomically(path, b"".join(map(_line, (identity.to_dict(), *records))))
+    end = {FINISHED: [record["key"] for record in records]}
+    return write_atomically(path, b"".join(map(_line, (identity.to_dict(), *records, end))))
+
+
+def _in_order(records: list[Any], keys: list[str]) -> list[Any]:
+    """The records by the keys of the last line, in which a record that answers for two may stand twice."""
+    by_key = {record["key"]: record for record in records}
+    return [by_key[key] for key in keys]
 
 
 def _is_end(content: Any) -> bool:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from whence.errors import InputError
-from whence.results.files import make_folder, parse_json, remove_parts, write_atomically
+from whence.results.files import is_regular_file, make_folder, parse_json, remove_parts, write_atomically
 from whence.results.run_identity import RunIdentity
 
 NAME = "run.json"
+MODEL_FILES = ("config.json", "model*.safetensors", "README.md")  # of any run that ends in a model
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,20 @@ class RunFolder:
         _write(self.path, self.identity, hashes)
 
 
-def run_folder(path: str | Path, identity: RunIdentity, *, state: str | None = None) -> RunFolder:
-    """The folder `path` for the run `identity`; made if need be. `state`: a glob of the files a run of old leaves.
+def run_folder(path: str | Path, identity: RunIdentity, *, state: Sequence[str] = ()) -> RunFolder:
+    """The folder `path` for the run `identity`; made if need be. `state`: globs of the files that the run will write.
 
-    Refused: a folder of another run, one with state of which nobody knows whose it is, a damaged run.json, and a
-    finished run whose files were changed since.
+    Refused: a folder of another run, one with such files of which nobody knows whose they are, a damaged run.json, and
+    a finished run whose files were changed since.
     """
     folder = make_folder(path)
     place = folder / NAME
     if not place.exists():
-        if state is not None and any(folder.glob(state)):
-            raise InputError(f"{str(folder)!r} holds the state of an unknown run: give another folder.")
+        if there := sorted(str(one.relative_to(folder)) for glob in state for one in folder.glob(glob)):
+            raise InputError(
+                f"{str(folder)!r} holds {there[0]!r}, which the run would write, and no {NAME} says whose it is: the state "
+                "of an unknown run, or something of yours. Give another folder."
+            )
         remove_parts(folder)
         _write(folder, identity, None)
         return RunFolder(folder, identity)
@@ -68,6 +72,8 @@ def _write(folder: Path, identity: RunIdentity, files: dict[str, str] | None) ->
 
 def _read(path: Path) -> tuple[RunIdentity, dict[str, str] | None]:
     try:
+        if not is_regular_file(path):
+            raise ValueError("it is no file")
         data: Any = parse_json(path.read_bytes())
         identity = RunIdentity.from_dict(data)
         files = data.get("files")

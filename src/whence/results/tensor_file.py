@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.results.files import parse_json, write_atomically
+from whence.results.files import is_regular_file, parse_json, write_atomically
 from whence.results.provenance import library_versions
 
 FORMAT = 2
@@ -51,7 +51,7 @@ def load_tensors(path: str | os.PathLike[str], kind: str | None = None) -> tuple
 
     source = Path(path).expanduser()
     name = os.fspath(path)
-    if "\0" in name or not source.is_file():
+    if not is_regular_file(source):
         raise InputError(f"there is no file {name!r} to load.")
     try:
         data = source.read_bytes()

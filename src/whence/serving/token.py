@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping, MutableMapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -22,11 +21,10 @@ class Token:
         """Whether the request carries it."""
         kind, _, given = headers.get("authorization", "").partition(" ")
         offered = [given] if kind.lower() == "bearer" else []
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
-            offered += [] if cookie is None else [cookie.value]
-        except CookieError:
-            pass
+        # http.cookies would give up at the first odd cookie, and other servers of this host set whatever they like.
+        for cookie in headers.get("cookie", "").split(";"):
+            name, _, value = cookie.strip().partition("=")
+            offered += [value.strip('"')] if name == self.cookie else []
         offered += self._in_link(scope)
         return any(hmac.compare_digest(one.strip().encode(), self._secret) for one in offered)
 

@@ -75,7 +75,7 @@ def survey(
     about |= {name: shape[name] for name in ("layers", "heads", "d_v")}
     hashes = {**model_hashes(chosen), "texts": digest}
     identity = RunIdentity(METHOD, hashes, {**about, **settings.to_dict()})
-    folder = run_folder(Path(out), identity, state="*/*.parquet")
+    folder = run_folder(Path(out), identity, state=("*/*.parquet",))
     if folder.finished:
         if say is not None:
             say(f"The run in {str(out)!r} is finished: nothing was done.")

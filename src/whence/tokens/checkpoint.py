@@ -20,11 +20,12 @@ from whence.tokens.result import TokenIdentifiability
 
 KIND = "fitted maps"
 RESULT = "result.safetensors"
-FILES = "fitted-*.safetensors"
+FITTED = "fitted-*.safetensors"
+FILES = (FITTED, RESULT)
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedCell:
     """What one layer, target and part gave: `arrays` (hits, epochs, control), the maps, and plain facts about them."""
 
     arrays: dict[str, Tensor]
@@ -33,12 +34,12 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class FittedMaps:
     """The folder of one measurement."""
 
     folder: RunFolder
 
-    def load(self, layer: int, target: int, part: str) -> Fitted | None:
+    def load(self, layer: int, target: int, part: str) -> FittedCell | None:
         """What was fitted for this layer, target and part before; None if nothing was."""
         path = self._path(layer, target, part)
         if not path.exists():
@@ -57,9 +58,9 @@ class Checkpoint:
                     names.setdefault((key, distance), {})[entry] = tensor
                 else:
                     arrays[name] = tensor
-            return Fitted(arrays, {key: _map(parts) for key, parts in names.items()}, header["facts"])
+            return FittedCell(arrays, {key: _map(parts) for key, parts in names.items()}, header["facts"])
 
-    def save(self, layer: int, target: int, part: str, fitted: Fitted) -> None:
+    def save(self, layer: int, target: int, part: str, fitted: FittedCell) -> None:
         """Keep what was fitted."""
         tensors = dict(fitted.arrays)
         for (name, distance), g in fitted.maps.items():
@@ -78,7 +79,7 @@ class Checkpoint:
 
     def tidy(self) -> None:
         """Remove the maps of a finished run: a kill may have come between its end and this."""
-        for path in self.folder.path.glob(FILES):
+        for path in self.folder.path.glob(FITTED):
             path.unlink(missing_ok=True)
 
     def _path(self, layer: int, target: int, part: str) -> Path:

@@ -16,7 +16,7 @@ from whence.results.labels import Tokens
 from whence.results.progress import Step
 from whence.results.provenance import Provenance
 from whence.tokens.candidates import Data
-from whence.tokens.checkpoint import Checkpoint, Fitted
+from whence.tokens.checkpoint import FittedCell, FittedMaps
 from whence.tokens.closed_form import Moments, moments, procrustes, ridge
 from whence.tokens.maps import MAPS, PARTS, Affine, Map, part_of
 from whence.tokens.nearest import DISTANCES
@@ -67,7 +67,7 @@ class Measurement:
     settings: Training
     seed: int
     clock: Clock
-    checkpoint: Checkpoint | None = None
+    checkpoint: FittedMaps | None = None
     diverged: list[dict[str, Any]] = field(default_factory=list)
     fitted: dict[tuple[str, str, int], Map] = field(default_factory=dict)  # (map, distance, place of the layer)
 
@@ -101,16 +101,16 @@ class Measurement:
             facts = {"diverged": self.diverged[known:], "times": _since(before, self.clock.times)}
             self.checkpoint.save(layer, target, part, self._fitted(index, target, part, facts))
 
-    def _fitted(self, index: int, target: int, part: str, facts: dict[str, Any]) -> Fitted:
+    def _fitted(self, index: int, target: int, part: str, facts: dict[str, Any]) -> FittedCell:
         t, p = self.targets.index(target), self.parts.index(part)
         whole = target == 0 and part == "whole"
         arrays = {"hits": self.hits[t, p, :, :, index], "epochs": self.epochs[t, p, :, :, index]}
         if whole:
             arrays["control"] = self.control[:, index]
         maps = {(name, distance): g for (name, distance, at), g in self.fitted.items() if whole and at == index}
-        return Fitted(arrays, maps, facts)
+        return FittedCell(arrays, maps, facts)
 
-    def _take(self, there: Fitted, index: int, target: int, part: str) -> None:
+    def _take(self, there: FittedCell, index: int, target: int, part: str) -> None:
         t, p = self.targets.index(target), self.parts.index(part)
         self.hits[t, p, :, :, index] = there.arrays["hits"]
         self.epochs[t, p, :, :, index] = there.arrays["epochs"]

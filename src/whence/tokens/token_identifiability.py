@@ -21,7 +21,7 @@ from whence.results.provenance import Provenance
 from whence.results.run_folder import run_folder
 from whence.results.run_identity import RunIdentity, hash_texts
 from whence.tokens.candidates import Data, Vocabulary
-from whence.tokens.checkpoint import FILES, Checkpoint
+from whence.tokens.checkpoint import FILES, FittedMaps
 from whence.tokens.corpus import corpus
 from whence.tokens.intervals import bootstrap as interval
 from whence.tokens.maps import MAPS, PARTS
@@ -110,7 +110,7 @@ def token_identifiability(
         }  # fmt: skip
         hashes = {**model_hashes(chosen), "texts": hash_texts(read.sequences)}
         identity = RunIdentity("token identifiability", hashes, {"model": chosen.name, **described, **asked})
-        state = Checkpoint(run_folder(checkpoint, identity, state=FILES))
+        state = FittedMaps(run_folder(checkpoint, identity, state=FILES))
         if state.folder.finished:
             if say is not None:
                 say(f"The run in {str(checkpoint)!r} is finished: nothing was done.")

@@ -15,6 +15,7 @@ from whence.model.memory import lock_of
 from whence.reading.capture import interface
 from whence.reading.capture.recorder import active
 from whence.reading.rerun.substitution import ZeroValues, substitute
+from whence.reading.streaming import stream
 from whence.reading.tracing import trace
 
 
@@ -293,3 +294,25 @@ def test_training_mode_without_dropout_is_read_as_it_is_and_seen_by_everyone():
     assert len(seen) > 10
     assert all(seen)
     assert torch.equal(found.attention, quiet.attention)
+
+
+def test_an_interruption_anywhere_in_a_loop_over_a_stream_ends_it():
+    specimen = build("gpt2")
+    model = Model(specimen.model)
+    layers = list(stream(model, specimen.inputs))
+    before, ended = everything(specimen.model), []
+
+    def attempts():
+        at, step = 1, 0
+        while interrupted(lambda: [layer.index for layer in stream(model, specimen.inputs)], at):
+            assert_same(before, everything(specimen.model))
+            at, step = at + 19, step + 1
+        ended.append(step)
+
+    thread = threading.Thread(target=attempts, daemon=True)  # a pass that waits for ever must not hold up the others
+    thread.start()
+    thread.join(120)
+    assert ended
+    assert ended[0] > 20
+    assert free(specimen.model)
+    assert len(list(stream(model, specimen.inputs))) == len(layers)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from whence.errors import InputError
+from whence.results.files import regular_target
 from whence.results.run_identity import RunIdentity
 from whence.results.tensor_file import load_tensors, save_tensors, understood
 
@@ -47,7 +48,7 @@ class Checkpoint:
 
     def resume(self) -> tuple[int, History]:
         """Take up the state in the file, if there is one, and give the step to go on with and what went before."""
-        if not self.path.exists():
+        if not regular_target(self.path).exists():
             return 0, History()
         try:
             tensors, header = load_tensors(self.path, KIND)

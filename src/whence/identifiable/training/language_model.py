@@ -25,7 +25,7 @@ from whence.model.identity import hash_tokenizer
 from whence.model.quiet import quietly
 from whence.results.files import whole_files
 from whence.results.progress import Say
-from whence.results.run_folder import RunFolder, run_folder
+from whence.results.run_folder import MODEL_FILES, RunFolder, run_folder
 from whence.results.run_identity import RunIdentity, hash_texts
 from whence.results.short_repr import short_repr
 
@@ -89,7 +89,7 @@ def train_language_model(
     from whence.identifiable.training.trainer import resume_point
 
     settings, say = settings or LanguageModelSettings(), say or (lambda _: None)
-    run = run_folder(out, _identity(settings, documents), state="checkpoints/checkpoint-*")
+    run = run_folder(out, _identity(settings, documents), state=("checkpoints/checkpoint-*", *MODEL_FILES))
     folder = run.path
     if run.finished:
         say(f"The run in {str(folder)!r} is finished: nothing was done.")
