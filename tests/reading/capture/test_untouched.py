@@ -222,21 +222,30 @@ def test_a_write_that_changes_nothing_is_none():
     assert all(torch.equal(before[name], value) for name, value in specimen.model.state_dict().items())
 
 
-def test_a_weight_that_is_written_to_only_later_is_refused():
+@pytest.mark.parametrize(
+    "last", [1, 2, 5, 9, 41]
+)  # passes of the proof: watched, plain, recorded, copies; of a later text
+def test_a_weight_that_is_written_to_only_later_is_put_back(last):
+    """Whichever pass it is that the model begins to learn in: it is refused, and nothing is learned."""
     specimen = build("bert")
     model = Model(specimen.model)
     passes = 0
 
     def learn(module, _arguments, _output):
-        if passes > 40:
+        nonlocal passes
+        passes += 1
+        if passes >= last:
             module.output.dense.bias.add_(1e-3)
 
+    before = {name: value.clone() for name, value in specimen.model.state_dict().items()}
     hook = specimen.model.bert.encoder.layer[0].register_forward_hook(learn)
-    trace(model, specimen.inputs)
-    passes = 41
-    with pytest.raises(ModelError, match=r"weight 'bias' was written to while it ran"):
-        trace(model, specimen.inputs)
+    with pytest.raises(
+        ModelError, match=r"writes into its own weights as it runs \(bert.encoder.layer.0.output.dense.bias\)"
+    ):
+        [trace(model, specimen.inputs) for _ in range(last)]
     hook.remove()
+    assert passes >= last
+    assert all(torch.equal(before[name], value) for name, value in specimen.model.state_dict().items())
 
 
 # -- training mode -------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -18,35 +19,52 @@ _IN_PLACE = frozenset(
 )
 
 
+COPIED = 2 << 30
+"""Weights of at most this many bytes are copied before a pass that nothing may watch."""
+
+
 class _WriteWatch(TorchFunctionMode):
     """Keeps a copy of every weight that is about to be written to, by any view of it (`.data`, a slice)."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.names = {
-            weight.untyped_storage().data_ptr(): (name, weight)
-            for name, weight in model.named_parameters()
-            if not weight.is_meta and weight.layout is torch.strided
-        }
+        self.model = model
         self.before: dict[str, tuple[Tensor, Tensor, Tensor]] = {}  # name: the weight, its storage's view, a copy
+
+    @cached_property
+    def weights(self) -> dict[int, list[tuple[str, Tensor]]]:
+        """The weights by their storage, which several may share. Looked up when something is first written to."""
+        found: dict[int, list[tuple[str, Tensor]]] = {}
+        for name, weight in self.model.named_parameters():
+            if not weight.is_meta and weight.layout is torch.strided:
+                found.setdefault(weight.untyped_storage().data_ptr(), []).append((name, weight))
+        return found
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if func == _SET_DATA or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
-            self._keep(args[0] if args else None)
+        if args and _writes(func):
+            for target in args[0] if isinstance(args[0], (list, tuple)) else args[:1]:
+                self._keep(target)
+        if not kwargs:
+            return func(*args)
         self._keep(kwargs.get("out"))
         return func(*args, **kwargs)
 
     def _keep(self, target: Any) -> None:
         if not isinstance(target, Tensor) or target.is_meta or target.layout is not torch.strided:
             return
-        found = self.names.get(target.untyped_storage().data_ptr())
-        if found is not None and found[0] not in self.before:
-            data = found[1].detach()
-            self.before[found[0]] = (found[1], data, data.clone())
+        for name, weight in self.weights.get(target.untyped_storage().data_ptr(), ()):
+            if name not in self.before:
+                data = weight.detach()
+                self.before[name] = (weight, data, data.clone())
+
+    def keep_all(self) -> None:
+        """Copies of all weights, where they are not so many that memory may not hold them twice."""
+        weights = [weight for each in self.weights.values() for _, weight in each]
+        if sum(weight.nbytes for weight in weights) <= COPIED:
+            for weight in weights:
+                self._keep(weight)
 
     def undo(self) -> list[str]:
         """Put every weight back, bit for bit, in the storage that it had; the names of those that had become others.
@@ -67,13 +85,25 @@ class _WriteWatch(TorchFunctionMode):
         return changed
 
 
+@lru_cache(maxsize=4096)
+def _writes(func: Callable[..., Any]) -> bool:
+    """Whether a torch function writes into its first argument, by its name."""
+    name = getattr(func, "__name__", "")
+    return func == _SET_DATA or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+
+
 @contextmanager
-def refusing_own_writes(model: nn.Module) -> Iterator[None]:
-    """Passes after which the weights are what they were; a model that wrote into them is refused by name."""
+def refusing_own_writes(model: nn.Module, *, unwatched: bool = False) -> Iterator[None]:
+    """A pass after which the weights are what they were; a model that wrote into them is refused by name.
+
+    unwatched: nothing is in the way of the pass; the weights are copied beforehand instead, where they fit (`COPIED`).
+    """
     watch = _WriteWatch(model)
     changed: list[str] = []
     try:
-        with watch:
+        if unwatched:
+            watch.keep_all()
+        with nullcontext() if unwatched else watch:
             yield
     finally:
         changed = watch.undo()

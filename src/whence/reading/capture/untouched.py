@@ -21,6 +21,7 @@ from torch import nn
 
 from whence.errors import ModelError
 from whence.model.memory import configs_of, fixed, is_ours, lock_of
+from whence.reading.capture.own_writes import refusing_own_writes
 
 T = TypeVar("T")
 
@@ -77,7 +78,7 @@ class Snapshot:
                     table.pop(key, None)
 
     def check(self, model: nn.Module) -> None:
-        """Refuse a model that writes into its own weights as it runs: what they were cannot be put back."""
+        """Refuse a model whose weights were written to unseen: by another thread, or past torch's functions."""
         for name, tensor, version in self.weights:
             if not tensor.is_inference() and tensor._version != version:
                 raise ModelError(
@@ -96,13 +97,13 @@ def _put_back(now: Any, before: dict[str, Any]) -> None:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module, *, unwatched: bool = False) -> Iterator[None]:
     """Passes without gradients, one thread at a time; afterwards the model is as it was.
 
     The model runs in the mode that it is in. Its training flags are fields that every thread reads, so they are not
     switched: a model in training mode is read as it is, or refused where dropout or the like makes it random. What is
     switched computes the same: compiled code (which cannot be overheard) and gradient checkpointing (which would run
-    the attention again in a backward pass).
+    the attention again in a backward pass). unwatched: see `refusing_own_writes`.
     """
     with lock_of(model):
         refuse_randomness(model)
@@ -116,7 +117,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                         module.__dict__["forward"] = attributes["_modules"]["_orig_mod"].__call__
                     if attributes.get("gradient_checkpointing") is True and module.training:
                         module.__dict__["gradient_checkpointing"] = False
-                with torch.no_grad():
+                with torch.no_grad(), refusing_own_writes(model, unwatched=unwatched):
                     yield
             finally:
                 snapshot.restore()

@@ -23,7 +23,6 @@ from whence.errors import ModelError
 from whence.model.memory import remembered
 from whence.reading.capture.attach import FUNCTION_MODE, INTERFACE, accepted, attached
 from whence.reading.capture.function_mode import AttentionMode
-from whence.reading.capture.own_writes import refusing_own_writes
 from whence.reading.capture.recorder import AttentionRecorder, Call
 from whence.reading.capture.untouched import evaluating
 from whence.reading.tensor_tree import own_copy
@@ -118,9 +117,9 @@ def prove(model: nn.Module, inputs: Mapping[str, Any]) -> Proof:
 
 def _plain_outputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[Any, Tensor]:
     """What the model gives when nothing watches it, after a first pass in which it may not write into itself."""
-    with evaluating(model), refusing_own_writes(model):
-        model(**inputs)
     with evaluating(model):
+        model(**inputs)
+    with evaluating(model, unwatched=True):
         return _numbers(model(**inputs))
 
 
