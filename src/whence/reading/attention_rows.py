@@ -66,10 +66,12 @@ def output_error(weights: Tensor, value: Tensor, output: Tensor) -> float:
 
     weights (batch, head, row, key), value (batch, kv head, key, d_v), output (batch, head, row, d_v).
     """
-    direction = unit(value.shape[-1]).to(weights)
-    along = value.to(weights.dtype) @ direction[:, None]  # (batch, kv head, key, 1)
-    made, theirs = mix(weights, along)[..., 0], output.to(weights.dtype) @ direction
-    size = along.abs().amax((-1, -2)).repeat_interleave(weights.shape[1] // value.shape[1], dim=1)[..., None]
+    direction = unit(value.shape[-1], weights.dtype, weights.device)
+    along = along_direction(value.to(weights.dtype), direction)[..., None]  # (batch, kv head, key, 1)
+    made, theirs = mix(weights, along)[..., 0], along_direction(output.to(weights.dtype), direction)
+    size = along.abs().amax((-1, -2))[..., None]
+    if weights.shape[1] != value.shape[1]:
+        size = size.repeat_interleave(weights.shape[1] // value.shape[1], dim=1)
     apart = (made - theirs).abs_() / torch.where(size > 0, size, 1.0)
     seen = weights.amax(-1) > 0  # a row that sees nothing has an output that means nothing
     found = torch.where(seen, apart, 0.0).amax()
@@ -81,9 +83,14 @@ def tolerance_of(dtype: torch.dtype) -> float:
     return HEAD_OUTPUT if dtype in (torch.float32, torch.float64) else state_agreement(dtype)
 
 
+def along_direction(vectors: Tensor, direction: Tensor) -> Tensor:
+    """(…, d) · (d,) → (…): heads lie side by side in memory, and torch would copy them first for a product of matrices."""
+    return (vectors * direction).sum(-1)
+
+
 @lru_cache(maxsize=64)
-def unit(width: int) -> Tensor:
+def unit(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A random unit vector, the same for every text."""
     direction = torch.randn(width, generator=torch.Generator().manual_seed(width), dtype=torch.float64)
     normed: Tensor = direction / direction.norm()
-    return normed
+    return normed.to(device, dtype)

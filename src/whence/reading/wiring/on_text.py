@@ -5,7 +5,8 @@ Random projections tell as much as whole tensors at a fraction of the work. With
     (a)      A (V r) = z r                                    for every head and query
     (b, c)   state · r = carried(residual) · r + z (W r) + b · r    where the branch has no norm of its own
 
-and where a norm stands in the way, the state after attention is rebuilt whole on a row that differs with the length.
+and where a norm stands in the way, the state after attention is rebuilt whole on one row of each sequence, which differs
+with the length.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import ModelError
-from whence.reading.attention_rows import attention_rows, output_error, tolerance_of, unit
+from whence.reading.attention_rows import along_direction, attention_rows, output_error, tolerance_of, unit
 from whence.reading.capture.recorder import Call, mix
 from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.projection import Projection
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from whence.reading.wiring.sites import AttentionSite
 
 SAMPLED = 2  # rows of attention made again on every text, besides the last, where a fused pass shows none
-ROWS = 1  # of every sequence, rebuilt whole where a norm stands in the way of random projections
 
 
 def assert_on_text(
@@ -47,10 +47,11 @@ def assert_site(site: AttentionSite, call: Call, states: Mapping[Handle, Tensor]
     heads, values, weights = call.output, call.value, call.weights
     if heads.dim() != 4:
         return  # the head outputs were not kept: nothing that needs them can be asked for
-    direction = _direction(heads.shape[-1], heads)
     if values.dim() == 4 and weights.dim() == 4:
-        seen = mix(weights, values @ direction[:, None])[..., 0]
-        _refuse(seen, heads @ direction, tolerance, name, site, "attention · values is not its head output")
+        direction = _direction(heads.shape[-1], heads)
+        seen = mix(weights, along_direction(values, direction)[..., None])[..., 0]
+        theirs = along_direction(heads, direction)
+        _refuse(seen, theirs, tolerance, name, site, "attention · values is not its head output")
     elif call.fused and values.dim() == 4 and call.query is not None and call.key is not None:
         _sampled_rows(site, call, name)
     wiring, handles = site.proved_wiring, site.state_handles
@@ -68,14 +69,13 @@ def assert_site(site: AttentionSite, call: Call, states: Mapping[Handle, Tensor]
         return
     weight, bias = _matrix(site.projection, _working(heads))
     if not wiring.linear:
-        rows = sample(after.shape[1])[:ROWS]
-        some = [t[:, rows].flatten(0, 1) for t in (after, residual, *(() if side is None else (side,)))]
-        projected = heads[:, :, rows].transpose(1, 2).flatten(2).flatten(0, 1).to(weight) @ weight
+        row = int(sample(after.shape[1])[0])
+        projected = heads[:, :, row].flatten(1).to(weight) @ weight
         projected = projected if bias is None else projected + bias
-        other = None if side is None else some[2].to(projected)
-        rebuilt = wiring.rebuild(some[1].to(projected), projected, other)
+        other = None if side is None else side[:, row].to(projected)
+        rebuilt = wiring.rebuild(residual[:, row].to(projected), projected, other)
         what = f"{wiring.kind} wiring does not give its state after attention"
-        _refuse(rebuilt, some[0], tolerance, name, site, what)
+        _refuse(rebuilt, after[:, row], tolerance, name, site, what)
     else:
         along = _direction(after.shape[-1], weight)
         back, into = wiring.toward(along)
@@ -92,7 +92,7 @@ def _sampled_rows(site: AttentionSite, call: Call, name: str) -> None:
     assert call.query is not None
     assert call.key is not None
     n = call.output.shape[2]
-    rows = torch.cat([sample(n)[:SAMPLED], torch.tensor([n - 1])]).to(call.output.device)
+    rows = sample(n).to(call.output.device)
 
     def at(t: Tensor | None, axis: int = -2) -> Tensor | None:
         return t if t is None or t.shape[axis] != n else t.index_select(axis, rows)
@@ -122,13 +122,14 @@ def _working(tensor: Tensor) -> torch.dtype:
 
 def _direction(width: int, like: Tensor) -> Tensor:
     """A random unit vector, the same for every text."""
-    return unit(width).to(like)
+    return unit(width, like.dtype, like.device)
 
 
 @lru_cache(maxsize=64)
 def sample(n: int) -> Tensor:
-    """Some of n rows, the same for every text of this length."""
-    return torch.randperm(n, generator=torch.Generator().manual_seed(n))[: max(ROWS, SAMPLED)]
+    """Some of n rows, the same for every text of this length, and the last."""
+    some = torch.randperm(n, generator=torch.Generator().manual_seed(n))[:SAMPLED]
+    return torch.cat([some, torch.tensor([n - 1])])
 
 
 def _refuse(rebuilt: Tensor, theirs: Tensor, tolerance: float, name: str, site: AttentionSite, what: str) -> None:
