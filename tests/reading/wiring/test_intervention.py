@@ -409,3 +409,36 @@ def test_bounds_against_overflow_are_read_while_none_is_met():
     assert bool(torch.isfinite(model(**given).last_hidden_state).all())
     with pytest.raises(ModelError, match="on this text, encoder layer 0: pre-norm wiring does not give its state"):
         whence.trace(loaded, given)
+
+
+def conformer(kind):
+    import transformers
+
+    torch.manual_seed(0)
+    common = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 32,
+        "conv_depthwise_kernel_size": 5,
+    }  # fmt: skip
+    if kind == "Wav2Vec2Bert":
+        config = transformers.Wav2Vec2BertConfig(**common, feature_projection_input_dim=20)
+        return transformers.Wav2Vec2BertModel(config).eval(), {"input_features": torch.randn(1, 14, 20)}
+    sound = {"conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
+    config = transformers.Wav2Vec2ConformerConfig(
+        **common, **sound, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4
+    )
+    return transformers.Wav2Vec2ConformerModel(config).eval(), {"input_values": torch.randn(1, 400)}
+
+
+@pytest.mark.parametrize("kind", ["Wav2Vec2Conformer", "Wav2Vec2Bert"])
+def test_a_conformer_is_not_followed_and_its_convolution_is_named(kind):
+    """Between the feed-forward halves and the attention of each block, a convolution mixes neighbours."""
+    module, inputs = conformer(kind)
+    proof = prove(module, inputs)
+    assert proof.holds == {"a": True, "b": True, "c": True, "d": True, "e": True, "f": False}
+    assert "encoder.layers.0.conv_module" in proof.mixes
+    traced = whence.trace(Model(module, name=kind), inputs)
+    rows = traced[0].attention.sum(-1)
+    torch.testing.assert_close(rows, torch.ones_like(rows))
+    assert whence.contributions(traced, "alti").values.shape[0] == 2  # each layer by itself
+    with pytest.raises(WiringError, match="conv_module"):
+        whence.contributions(traced, "alti").rollout()

@@ -20,6 +20,7 @@ class AttentionClaim:
     projected: Handle | None  # the projection's output
     stream: Handle | None  # residual + branch, before a post-norm
     block_output: Handle | None
+    block_input: Handle | None = None  # what the module around residual and attention is given
 
     @property
     def states(self) -> tuple[Handle, ...]:

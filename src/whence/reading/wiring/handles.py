@@ -56,6 +56,17 @@ class StateHandles:
         return torch.stack(parts).sum(0) if parts and len(parts) == len(self.sides) else None
 
 
+def find_block_input(graph: OpGraph, total: Node | None) -> Handle | None:
+    """The first state that the innermost module around the sum of residual and attention is given."""
+    region = () if total is None or total.producer is None else total.producer.region
+    for path, entry in region[-1].inputs if region else ():
+        assert total is not None
+        if entry.value.shape == total.value.shape and entry.value.is_floating_point():
+            first = entry.value.dim() == 3 and entry.value.shape[0] != graph.batch == entry.value.shape[1]
+            return Handle(region[-1].name, region[-1].number, "in", path, False, True, first)
+    return None
+
+
 def find_handle(graph: OpGraph, node: Node, around: tuple[int, int] | None = None) -> Handle | None:
     """A module's input or output that is this very tensor (or the same numbers in the same layout).
 

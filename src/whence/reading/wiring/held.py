@@ -43,10 +43,12 @@ def moves_of(inputs: Mapping[str, Any], claims: Sequence[AttentionClaim], calls:
         for at in _positions(inputs[name].shape[1]):
             changed = {**inputs, name: _other_token(inputs[name], at)}
             moves.append(Move(Copy(changed, heads=held), own, at, inputs[name].shape[1]))
-    if not covered:  # pixels or sound: the first state that a block shows is moved
+    if not covered:  # pixels or sound: the first state that a block shows or is given is moved
         first = next((c for c in claims if c.stack != "cross" and (not two or c.stack == "encoder")), None)
         handle = None if first is None or first.handles is None else first.handles.residual
-        if first is not None and handle is not None and handle.onward:
+        if first is not None and (handle is None or not handle.onward):  # as where a feed-forward part comes first
+            handle = first.block_input
+        if first is not None and handle is not None:
             own = frozenset({"encoder"}) if two else every
             n = calls[claims.index(first)].output.shape[2]
             moves += [Move(Copy(inputs, held, {handle: _nudge(at)}), own, at, n) for at in _positions(n)]

@@ -12,7 +12,7 @@ from whence.reading.capture.recorder import Call, mix
 from whence.reading.wiring.claim import AttentionClaim
 from whence.reading.wiring.dataflow import NotRecognised, ancestors
 from whence.reading.wiring.equation import Wiring
-from whence.reading.wiring.handles import Handle, StateHandles, find_handle
+from whence.reading.wiring.handles import Handle, StateHandles, find_block_input, find_handle
 from whence.reading.wiring.op_graph import Node, Op, OpGraph, deviation
 from whence.reading.wiring.projection import Projection, find_projection, find_turned_projection
 from whence.reading.wiring.residual import WiringEvidence, block_output, find_wiring, with_projection
@@ -129,7 +129,8 @@ def number_sites(
         block = None if after is None else find_handle(graph, after)
         places = [None if node is None else find_handle(graph, node) for node in (found.projected, found.stream)]
         known = (found.wiring, found.handles) if found.reason_c is None else (None, None)
-        claims.append(AttentionClaim(stack, found.projection, *known, places[0], places[1], block))
+        given = find_block_input(graph, found.stream)
+        claims.append(AttentionClaim(stack, found.projection, *known, places[0], places[1], block, given))
         sites.append(
             AttentionSite(
                 number=number,
