@@ -21,7 +21,7 @@ from whence.errors import InputError
 
 
 def running_median(weights: Tensor, width: int) -> Tensor:
-    """The median over `width` neighbours along the last axis, mirrored at the ends; shorter rows stay as they are."""
+    """weights (…, n_key): the median over `width` neighbours, mirrored at the ends; shorter rows stay as they are."""
     if width < 1 or width % 2 == 0:
         raise InputError(f"width={width!r}; a running median takes an odd number of neighbours, 1 for none.")
     half = width // 2
@@ -34,7 +34,7 @@ def running_median(weights: Tensor, width: int) -> Tensor:
 
 
 def alignment_matrix(weights: Tensor, *, median: int = 7, standardise: bool = True) -> Tensor:
-    """[head, query, key] → [query, key]: what the path is found on, large where a query belongs to a key."""
+    """weights (head, n_query, n_key) → (n_query, n_key): what the path is found on, large where a query belongs to a key."""
     if standardise:
         spread = weights.std(-2, keepdim=True, unbiased=False)
         # A frame that all queries weigh alike tells nothing about any of them: 0, where the division would give NaN.
@@ -74,7 +74,7 @@ def warping_path(costs: Array) -> tuple[Integers, Integers]:
 
 
 def first_keys(matrix: Tensor) -> Integers:
-    """(n_query,): the key at which the path over −matrix first reaches each query."""
+    """(n_query,): the key at which the path over −matrix, matrix (n_query, n_key), first reaches each query."""
     queries, keys = warping_path(-matrix.detach().to(torch.float64).numpy())
     return np.asarray(keys[np.r_[True, np.diff(queries) > 0]], dtype=np.int64)
 

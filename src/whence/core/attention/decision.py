@@ -193,13 +193,13 @@ class _Row:
 
 
 def proved(cost: Array, dual: Array, row: Array, values: Array, allowance: float) -> float:
-    """The bound on min cᵀx that a dual proves, less the rounding of its dot products and of the cost's own size."""
+    """The bound on min cᵀx, cost (n,), that dual (d_v,) proves, less the rounding of its products and of the cost's size."""
     bound = float(proved_minimum(cost[None], dual[None], row, values, 0.0, allowance=allowance)[0])
     return bound - allowance * 4 * _EPS * float(np.abs(cost).max(initial=0.0))
 
 
 def same_output(vertex: Array, row: Array, q: Array) -> Array:
-    """The row nearest a solver's vertex that is ≥ 0 and has qᵀx = qᵀa to rounding; keys below 1e-10 are zero."""
+    """The row nearest a solver's vertex (n,) that is ≥ 0 and has qᵀx = qᵀa, q (n, r), to rounding; tiny weights are zero."""
     x = np.clip(vertex, 0.0, None)
     support = x > SOLVER_ZERO
     for _ in range(8):

@@ -52,7 +52,7 @@ class PathCertificate:
 
 
 def segments(matrix: Array) -> tuple[Integers, Integers]:
-    """(n_query,) each: the first and the last key of every query on the path over −matrix."""
+    """(n_query,) each: the first and the last key of every query on the path over −matrix (n_query, n)."""
     queries, keys = warping_path(-matrix)
     new = np.diff(queries) > 0
     return keys[np.r_[True, new]].astype(np.int64), keys[np.r_[new, True]].astype(np.int64)
@@ -200,7 +200,7 @@ def proved_range(
 def certify_path(
     rows: Tensor, values: Tensor, visible: Tensor, weights: Tensor, keys: int, *, programs: int = 4000
 ) -> PathCertificate:
-    """The proved range of the path, with at most about so many programmes. Shapes as in `proved_range`."""
+    """The proved range of the path, with at most about so many programmes. rows (head, n_query, n), weights (head,)."""
     bounds = _Bounds(*_numpy(rows, values, visible, weights), keys)
     solver = Heads(rows, values, weights, visible)
     pools: list[list[Array]] = [[] for _ in range(len(rows))]

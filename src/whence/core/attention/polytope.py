@@ -273,7 +273,7 @@ class Polytope:
 
 
 def polished(vertex: Array, row: Array, q: Array) -> Array:
-    """A point of P that a solver found, as an exact attention row: ≥ 0, sum 1, qᵀx = qᵀa solved again on its support."""
+    """A vertex (n,) of a solver as an exact attention row: ≥ 0, sum 1, qᵀx = qᵀa, q (n, r), solved again on its support."""
     x = np.clip(vertex, 0.0, None)
     for least in (SOLVER_ZERO, INTERIOR_ZERO):  # an interior point's zeros are small numbers
         support = x > least

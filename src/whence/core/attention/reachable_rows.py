@@ -24,9 +24,9 @@ from whence.errors import InputError
 class ReachableDimension:
     """Local dimension of the softmax-reachable rows with the same output, for every row. (…, n_query) float64.
 
-    dimension: at most this; NaN where float64 cannot tell (`determined` False). exact: it is this.
-    ratio: σ_min/σ_max of VᵀΣK (bases taken first), the margin of the decision. key_rank, value_rank: of K − 1μᵀ and of
-    V − 1μᵀ.
+    dimension (…, n_query): at most this; NaN where float64 cannot tell (determined (…, n_query) False). exact: it is this.
+    ratio (…, n_query): σ_min/σ_max of VᵀΣK (bases taken first), the margin of the decision. key_rank and value_rank
+    (…, n_query): of K − 1μᵀ and of V − 1μᵀ.
     """
 
     dimension: Tensor

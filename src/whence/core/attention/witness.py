@@ -93,7 +93,7 @@ def witness_row(
 
 
 def residual(row: Tensor, alternative: Tensor, values: Tensor) -> float:
-    """‖(x − a)ᵀV‖ / ‖aᵀV‖, or the numerator alone where the output is zero."""
+    """‖(x − a)ᵀV‖ / ‖aᵀV‖ for an alternative x (n_key,), or the numerator alone where the output is zero."""
     moved = float(torch.linalg.vector_norm((alternative - row) @ values))
     size = float(torch.linalg.vector_norm(row @ values))
     return moved / size if size > 0 else moved

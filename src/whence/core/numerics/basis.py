@@ -60,7 +60,7 @@ class Basis:
 
 
 def inverse_cholesky(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """L⁻¹, ‖L⁻¹‖_F and whether the Cholesky factorisation went through; the identity where it did not."""
+    """gram (…, k, k) = LLᵀ: L⁻¹, ‖L⁻¹‖_F and whether the factorisation went through; the identity where it did not."""
     lower, info = torch.linalg.cholesky_ex(gram)
     good = info == 0
     if not bool(good.all()):

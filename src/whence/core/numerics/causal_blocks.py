@@ -53,7 +53,8 @@ class CausalPlan:
 class Block:
     """Rows start … stop − 1, which see the keys before `end`; `base` of them were seen before the block.
 
-    good (u…): the prefix is provably of full rank and well enough conditioned. z (u…, end, d_v) = (V − origin) L⁻ᵀ.
+    good (u…): the prefix is provably of full rank and well enough conditioned; spread (u…): by which κ_F. inverse_factor
+    (u…, d_v, d_v) = L⁻¹, origin (u…, 1, d_v), z (u…, end, d_v) = (V − origin) L⁻ᵀ.
     w (u…, d_v, rows). drift (u…, rows, d_v) or None, ones (u…, rows, 1) = 1/n_i: simplex only.
     """
 

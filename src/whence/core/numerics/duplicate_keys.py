@@ -79,7 +79,7 @@ def duplicate_counts(first_equal: Tensor, mask: Tensor) -> Tensor:
 
 
 def duplicate_means(attention: Tensor, first_equal: Tensor, mask: Tensor) -> Tensor:
-    """The mean of attention (…, rows, n) over the visible keys of equal value; 0 at invisible ones. float64."""
+    """The mean of attention (…, rows, n) over the keys of equal value, by first_equal (…, n), that mask (…, rows, n) shows."""
     index = first_equal.expand(attention.shape)
     a = torch.where(mask, attention.to(torch.float64), 0.0)
     total = torch.gather(torch.zeros_like(a).scatter_add_(-1, index, a), -1, index)
