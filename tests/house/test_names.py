@@ -11,6 +11,10 @@ from .imports import modules
 
 NO_NAMES = {"found", "made", "seen", "chosen"}
 NOR_THESE = {"plain", "kept", "wide", "some", "place", "cut", "turned", "look"}
+OLD_NAMES = {
+    "Tap", "Tape", "Site", "Found", "Unread", "Loose", "cut_loose", "twins", "leader", "settled", "fibre", "search_fibre", "wide",
+}  # fmt: skip
+"""Names that the project's vocabulary replaced, for anything at all."""
 COMMANDS = {"whence.cli.look"}  # a command's own file keeps the command's name
 
 
@@ -36,6 +40,12 @@ def results(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield from ((field.id, field.lineno) for field in fields if isinstance(field, ast.Name))
 
 
+def values(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Every name that is given to anything: variables, parameters, functions, classes."""
+    yield from ((node.id, node.lineno) for node in ast.walk(tree) if _stored(node))
+    yield from named(tree)
+
+
 def _stored(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
@@ -44,6 +54,7 @@ def problems(name: str, text: str) -> list[str]:
     tree = ast.parse(text)
     wrong = [one for one in named(tree) if one[0].strip("_").lower() in NO_NAMES | NOR_THESE]
     wrong += [one for one in results(tree) if one[0].strip("_").lower() in NO_NAMES]
+    wrong += [one for one in values(tree) if one[0].strip("_") in OLD_NAMES]
     if name.rpartition(".")[2].strip("_") in NO_NAMES | NOR_THESE and name not in COMMANDS:
         wrong.append((name, 0))
     return [f"{name}, line {line}: {word}" for word, line in wrong]
@@ -64,6 +75,8 @@ def test_names_say_what_a_thing_is() -> None:
         "class A:\n    found: bool",
         "def turned(x): ...",
         "a = lambda place: place",
+        "def f(x):\n    wide = x\n    return 3 * wide",
+        "class Tape: ...",
     ],
 )
 def test_a_bad_name_is_noticed(text: str) -> None:

@@ -124,8 +124,8 @@ def certify(
         kind = measured_in(values.dtype)
         values = pad(found.values[place], (0, 0, 0, len(weights) - found.values.shape[1])).to(kind)
         projection = found.row_projection
-        turned = values if projection.rows is None else values @ projection.rows[row].to(kind)
-        values = turned @ projection.weight[place].to(kind)
+        rotated = values if projection.rows is None else values @ projection.rows[row].to(kind)
+        values = rotated @ projection.weight[place].to(kind)
     plain = certify_row(weights, values, top=top, tolerance=tolerance, visible=visible, orders=orders)
     exact = certify(trace, layer, head, row, top, orders=orders, attention=attention) if tolerance > 0 else None
     return TokenCertificate(

@@ -123,12 +123,14 @@ def command(
         _put_out(how, made.to_dict(), out)
 
 
-def _put_out(how: str, made: dict[str, Any], out: Path) -> None:
+def _put_out(how: str, converted: dict[str, Any], out: Path) -> None:
     """As JSON, or as a frame: a line for each length, before and after distillation."""
     rows = [
-        {"after_distillation": name == "after", **row} for name in ("before", "after") for row in made[name]["lengths"]
+        {"after_distillation": name == "after", **row}
+        for name in ("before", "after")
+        for row in converted[name]["lengths"]
     ]
-    put_out(how, table=lambda: None, data=lambda: made | {"folder": str(out)}, frame=lambda: frame_of(rows))
+    put_out(how, table=lambda: None, data=lambda: converted | {"folder": str(out)}, frame=lambda: frame_of(rows))
 
 
 def _show(converted: Converted | ConvertedDecoder) -> None:

@@ -89,14 +89,14 @@ def show_proof(report: Diagnosis) -> None:
     from rich.table import Table
 
     proof = report.proof
-    wide = results.width >= 110
+    with_modules = results.width >= 110
     title = f"How {report.provenance.model} was read ({proof.capture})"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for name in ("layer", "heads", "mask", "wiring"):
         table.add_column(name, no_wrap=True)
     for name in ("(a)", "(b)", "(c)", "(e)"):
         table.add_column(name, justify="right", no_wrap=True)
-    if wide:
+    if with_modules:
         table.add_column("module", no_wrap=True, overflow="ellipsis")
     for site in proof.sites:
         heads = f"{site.heads} × {site.head_size}" + ("" if site.heads == site.groups else f" ({site.groups} kv)")
@@ -104,7 +104,7 @@ def show_proof(report: Diagnosis) -> None:
         errors = [_error(e, proof.tolerance) for e in (site.error_a, site.error_b, site.error_c, site.error_e)]
         mask = "causal" if site.causal else "cross" if site.stack == "cross" else "full"
         row = [f"{site.stack} {site.layer}", heads, mask, wiring, *errors]
-        table.add_row(*row, *([site.module] if wide else []))
+        table.add_row(*row, *([site.module] if with_modules else []))
     results.print(table)
     results.print(
         f"(d) outputs with the recorder against outputs without it: {_error(proof.error_d, proof.tolerance)} "

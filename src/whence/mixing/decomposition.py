@@ -173,20 +173,20 @@ def decompose(layer: Layer, *, crossed: bool = False) -> Decomposition:
     projected = joined(outputs) @ weight.flatten(0, 1)
     own = layer.own_in(dtype).detach()
     bias = own.new_zeros(own.shape[-1]) if projection.bias is None else to(projection.bias)
-    split = layer.wiring.split(own, weight, projected, bias)
-    _check(layer, split.state)
-    weight = split.weight
+    parts = layer.wiring.split(own, weight, projected, bias)
+    _check(layer, parts.state)
+    weight = parts.weight
     if projection.rows is not None:
         attention, values, weight = _separated(attention, values, weight, projection.rows)
-    bias = split.bias.expand_as(split.state)
+    bias = parts.bias.expand_as(parts.state)
     return Decomposition(
         attention,
         values,
         weight,
-        split.scale,
-        split.own,
+        parts.scale,
+        parts.own,
         bias,
-        split.state,
+        parts.state,
         layer.causal,
         crossed,
         layer.first_row or 0,

@@ -136,7 +136,7 @@ def hidden_token_attribution(
         "mode": "exact" if count == width else "probes",
         "of": of,
         "norm": norm,
-        "way": sweep.way,
+        "way": sweep.route,
     }
     settings |= {"embeddings": embeddings, "attention": stack.name, "origin": "embeddings"}
     if embeddings == "before":

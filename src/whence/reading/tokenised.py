@@ -61,8 +61,8 @@ def tokens_of(tokenizer: Any, encoded: Any, index: int, text: str | None, pair: 
         exact = []
         for i, span in enumerate(spans):
             piece = source[sequence[i]] if span is not None else None
-            cut = piece[span[0] : span[1]].strip() if piece is not None and span is not None else ""
-            exact.append(cut or texts[i])
+            piece_text = piece[span[0] : span[1]].strip() if piece is not None and span is not None else ""
+            exact.append(piece_text or texts[i])
         texts = tuple(exact)
     return Tokens(texts, raw, ids, spans, words, special)
 

@@ -92,10 +92,10 @@ def _choices(span: Span) -> list[dict[str, Any]]:
     assert span.trace.logits is not None
     rows = span.trace.logits[list(span.positions)].to(torch.float64)
     probabilities = rows.softmax(-1)
-    found = []
+    choices = []
     for row, logits, token in zip(probabilities, rows, span.ids, strict=True):
         best = int(logits.argmax())
-        found.append(
+        choices.append(
             {
                 "probability": json_value(float(row[token])),
                 "rank": 1 + int((logits > logits[token]).sum()),
@@ -103,7 +103,7 @@ def _choices(span: Span) -> list[dict[str, Any]]:
                 "first_probability": json_value(float(row[best])),
             }
         )
-    return found
+    return choices
 
 
 def _affordable(span: Span, method: str) -> None:

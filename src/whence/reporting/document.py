@@ -93,7 +93,7 @@ def build(
 
             inner("Looking for what is certain", 0.0)
             part = _Part(stack, analysis.overview(name), detail)
-            data = stack_data(stack, part.look)
+            data = stack_data(stack, part.overview)
             inner("Other attention with the same output", 0.5)
             part.alternatives = _alternatives(part)
             if with_heads:
@@ -157,7 +157,7 @@ class _Part:
     """One stack on its way into the document."""
 
     stack: Stack
-    look: Overview
+    overview: Overview
     detail_name: str
     alternatives: dict[int, Alternatives] = field(default_factory=dict)
     witnesses: list[dict[str, Any]] = field(default_factory=list)
@@ -169,13 +169,13 @@ class _Part:
     @property
     def named(self) -> set[tuple[int, int]]:
         """Layer and head of the listed heads."""
-        return {(c.layer, c.head) for c in (*self.look.worst, *self.look.best)}
+        return {(c.layer, c.head) for c in (*self.overview.worst, *self.overview.best)}
 
     def telling_rows(self) -> list[tuple[int, int, int]]:
         """Rows to put a counter-example into the model for."""
         rows = [
             *_farthest(self.stack, self.alternatives),
-            *((c.layer, c.head, c.query) for c in self.look.worst if c.dimension > 0),
+            *((c.layer, c.head, c.query) for c in self.overview.worst if c.dimension > 0),
         ]
         return list(dict.fromkeys(rows))[:3]
 
@@ -203,8 +203,8 @@ class _Part:
 
 def _begin(exact: ExactIntervals, part: _Part, judged_rows: bool) -> None:
     """Start with the exact intervals of the listed heads: the weights that will be drawn, the listed rows first."""
-    found = part.look.identifiability
-    judged = part.look.verdict.extra["row_verdicts"] >= int(RowVerdict.CERTAIN)
+    found = part.overview.identifiability
+    judged = part.overview.verdict.extra["row_verdicts"] >= int(RowVerdict.CERTAIN)
     for layer in part.stack:
         for head in [h for h in layer.heads if (layer.index, h) in part.named]:
             place = layer.heads.index(head)
@@ -213,7 +213,9 @@ def _begin(exact: ExactIntervals, part: _Part, judged_rows: bool) -> None:
             seen = torch.ones(raw.shape, dtype=torch.bool) if visible is None else visible
             keys = heaviest_keys(raw, seen, WEIGHTS)
             free = found.extra["simplex_null_dimension"][found.layers.index(layer.index), found.heads.index(head)]
-            first = [c.query for c in (*part.look.worst, *part.look.best) if (c.layer, c.head) == (layer.index, head)]
+            first = [
+                c.query for c in (*part.overview.worst, *part.overview.best) if (c.layer, c.head) == (layer.index, head)
+            ]
             other, _ = part.maps(layer.index).get(head, (None, None))
             rows = judged[found.layers.index(layer.index), found.heads.index(head)] | (not judged_rows)
             exact.add(part.stack.name, layer, head, keys, free, first, rows.nonzero().squeeze(-1).tolist(), other)
@@ -225,7 +227,7 @@ def _alternatives(part: _Part) -> dict[int, Alternatives]:
     alternatives: dict[int, Alternatives] = {}
     for i, layer in enumerate(part.stack):
         wanted = [h for h in layer.heads if everywhere or (layer.index, h) in part.named]
-        if wanted and int(part.look.free[i].max()) > 0:
+        if wanted and int(part.overview.free[i].max()) > 0:
             some = layer if len(wanted) == len(layer.heads) else layer.select(wanted)
             alternatives[layer.index] = alternatives_of(some)
     return alternatives

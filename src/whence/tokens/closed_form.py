@@ -72,9 +72,9 @@ def ridge(moments: Moments, penalties: tuple[float, ...]) -> list[Affine]:
     tensor(True)
     """
     values, vectors = moments.eigen
-    turned = vectors.T @ moments.cross
+    rotated = vectors.T @ moments.cross
     return [
-        Affine.of(moments.mean, moments.spread, vectors @ (turned / (values + p)[:, None]), moments.target_mean)
+        Affine.of(moments.mean, moments.spread, vectors @ (rotated / (values + p)[:, None]), moments.target_mean)
         for p in penalties
     ]
 

@@ -200,8 +200,8 @@ class TokenIdentifiability(Result):
     def _repr_html_(self) -> str:
         title = html.escape(f"Token identifiability of {self.provenance.model}, {self.pool}, chance {self.chance:.4f}")
         frame = self.to_frame()
-        wide = frame.pivot_table(
+        by_layer = frame.pivot_table(
             index=["target", "part", "map", "distance"], columns="layer", values="value", sort=False
         )
         notes = "<br>".join(html.escape(line) for line in self.remarks())
-        return f"<div><b>{title}</b>{wide.to_html(float_format=lambda v: f'{v:.3f}')}{notes}</div>"
+        return f"<div><b>{title}</b>{by_layer.to_html(float_format=lambda v: f'{v:.3f}')}{notes}</div>"

@@ -35,12 +35,12 @@ def groups(sequences: Sequence[Sequence[str]]) -> list[list[int]]:
     >>> groups([("a", "b"), ("c",), ("B", "d")])
     [[0, 2], [1]]
     """
-    leader = list(range(len(sequences)))
+    first_equal = list(range(len(sequences)))
 
     def find(i: int) -> int:
-        while leader[i] != i:
-            leader[i] = leader[leader[i]]
-            i = leader[i]
+        while first_equal[i] != i:
+            first_equal[i] = first_equal[first_equal[i]]
+            i = first_equal[i]
         return i
 
     owner: dict[str, int] = {}
@@ -48,7 +48,7 @@ def groups(sequences: Sequence[Sequence[str]]) -> list[list[int]]:
         for sentence in sentences:
             first = owner.setdefault(same_sentence(sentence), i)
             a, b = find(first), find(i)
-            leader[max(a, b)] = min(a, b)
+            first_equal[max(a, b)] = min(a, b)
     members: dict[int, list[int]] = {}
     for i in range(len(sequences)):
         members.setdefault(find(i), []).append(i)

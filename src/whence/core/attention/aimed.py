@@ -41,8 +41,8 @@ def aimed_row(attention_row: Tensor, values: Tensor, aim: str | Tensor, *, visib
     >>> [round(w, 6) for w in aimed_row(torch.tensor([0.5, 0.4, 0.1]), values, "spread").alternative.tolist()]
     [0.5, 0.25, 0.25]
     """
-    row, wide, seen = as_row(attention_row, values, visible)
-    a, v = row[seen].numpy(), wide[seen].numpy()
+    row, values64, seen = as_row(attention_row, values, visible)
+    a, v = row[seen].numpy(), values64[seen].numpy()
     programs = 1
     if isinstance(aim, Tensor):
         if aim.shape != row.shape or not bool(torch.isfinite(aim).all()):
@@ -61,7 +61,7 @@ def aimed_row(attention_row: Tensor, values: Tensor, aim: str | Tensor, *, visib
     other = torch.zeros_like(row)
     other[seen] = torch.from_numpy(best)
     distance = 0.5 * float((other - row).abs().sum())
-    return Witness(row, other, distance, residual(row, other, wide), programs)
+    return Witness(row, other, distance, residual(row, other, values64), programs)
 
 
 def _basis(values: Array) -> Array:

@@ -110,12 +110,12 @@ class Heads:
         """The rows of one query, a head each."""
         rows = []
         for head in range(len(self.values)):
-            row, wide, seen = as_row(self.attention[head, query], self.values[head], self.visible[head, query])
+            row, values64, seen = as_row(self.attention[head, query], self.values[head], self.visible[head, query])
             key = (head, seen.numpy().tobytes())
             if key not in self._spaces:
                 # A causal mask has another set of keys in every row: only the last one of each head is kept.
                 self._spaces = {k: s for k, s in self._spaces.items() if k[0] != head}
-                self._spaces[key] = _Space(row[seen].numpy(), wide[seen].numpy())
+                self._spaces[key] = _Space(row[seen].numpy(), values64[seen].numpy())
             rows.append(_Row(row[seen].numpy(), seen.numpy(), self._spaces[key], float(self.weights[head])))
         return rows
 
@@ -416,5 +416,5 @@ def _halves(group: npt.NDArray[np.int64], row: Array) -> list[npt.NDArray[np.int
     """Two parts of about equal mass in the row that was met; the heavier key first."""
     order = group[np.argsort(-row[group], kind="stable")]
     reached = np.cumsum(row[order])
-    cut = min(max(int(np.searchsorted(reached, reached[-1] / 2)), 1), len(order) - 1)
-    return [order[cut:], order[:cut]]
+    middle = min(max(int(np.searchsorted(reached, reached[-1] / 2)), 1), len(order) - 1)
+    return [order[middle:], order[:middle]]

@@ -36,7 +36,7 @@ class Sweep:
     stack: Stack
     runner: Runner
     folds: tuple[Fold, ...]
-    way: str
+    route: str
     backward: bool = False  # by backward passes: the model has no forward mode
 
     def __call__(self, tangents: Tensor, source: Tensor, heads: bool) -> Iterator[Tensor]:
@@ -70,16 +70,16 @@ def prepare(trace: Trace, model: Model, stack: Stack, budget: int, count: int) -
     runner = Runner(model, proof, dict(trace.inputs), proof.of(stack.name)[: len(stack)], stack.layers, words)
     if operation := _without_forward_mode(runner):
         return _by_backward(stack, runner, operation)
-    way = ""
-    for folds, way in _folds(trace, model, proof, stack, runner, budget, count):
+    reason = ""
+    for folds, reason in _folds(trace, model, proof, stack, runner, budget, count):
         if not folds:
             break
         sweep = Sweep(stack, runner, tuple(folds), "folded forward mode")
         worst = _miss(sweep)
         if worst <= FOLD_AGREEMENT[stack.layers[0].block_input.dtype]:
             return sweep
-        way = f"folded matrices miss the model by {worst:.0e}"
-    return Sweep(stack, runner, (), f"torch.func.jvp ({way})")
+        reason = f"folded matrices miss the model by {worst:.0e}"
+    return Sweep(stack, runner, (), f"torch.func.jvp ({reason})")
 
 
 def _without_forward_mode(runner: Runner) -> str:
@@ -211,12 +211,12 @@ def run(sweep: Sweep, directions: Tensor, at: Tensor, heads: bool) -> Iterator[T
 
 
 @contextmanager
-def _explained(runner: Runner, way: str = "in forward mode") -> Iterator[None]:
+def _explained(runner: Runner, how: str = "in forward mode") -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError) as problem:
         raise ModelError(
-            f"{runner.model.name} cannot be followed {way}: {' '.join(str(problem).split())[:200]}"
+            f"{runner.model.name} cannot be followed {how}: {' '.join(str(problem).split())[:200]}"
         ) from problem
 
 

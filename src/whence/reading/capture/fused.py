@@ -25,11 +25,11 @@ def mask_parts(recorder: AttentionRecorder, mask: Tensor | None, n_key: int) -> 
         return None, None
 
     def split() -> tuple[Tensor, Tensor | None]:
-        cut = mask[..., :n_key]
-        if cut.dtype == torch.bool:
-            return cut, None
-        visible = cut > MASKED
-        return visible, cut if bool(((cut != 0) & visible).any()) else None
+        part = mask[..., :n_key]
+        if part.dtype == torch.bool:
+            return part, None
+        visible = part > MASKED
+        return visible, part if bool(((part != 0) & visible).any()) else None
 
     parts: tuple[Tensor, Tensor | None] = recorder.shared((id(mask), n_key), mask, split)
     return parts

@@ -84,17 +84,17 @@ def run(
     if fused and edits is None and ("attention" not in wanted or wanted >= ROWS_NEED):
         recorder.fused, recorder.all_fused = proof.fused, len(proof.fused) == len(proof.sites)
     handles = _handles(proof) if "states" in wanted else []
-    turned = [s.number for s in proof.sites if s.projection is not None and s.projection.rows is not None]
-    recorder.follow = bool(turned)
+    row_mapped = [s.number for s in proof.sites if s.projection is not None and s.projection.rows is not None]
+    recorder.follow = bool(row_mapped)
     graph = OpGraph(size)
     final: list[Tensor] = []
-    if consumer is not None and not turned:
+    if consumer is not None and not row_mapped:
         queue = _Queue(model.name, proof, recorder, batch, mark, handles, consumer)
         recorder.listener = lambda _: queue.advance()
     else:
         queue = None
     with ExitStack() as stack:
-        if turned:
+        if row_mapped:
             stack.enter_context(graph)
         stack.enter_context(attached(model.model, proof.capture, recorder, size))
         states = stack.enter_context(picking_up(model.model, handles, None if queue is None else queue.advance))
@@ -116,7 +116,7 @@ def run(
     if edits is None:
         assert_on_text(proof.sites, recorder.calls, states, proof.tolerance, model.name)
     maps: dict[int, Tensor] = {}
-    for number in turned:
+    for number in row_mapped:
         rows = _row_map(graph, recorder.calls[number], proof.sites[number].heads, proof.tolerance)
         maps |= {} if rows is None else {number: rows}
     whole = Outcome(output, recorder.calls, states, final[-1] if final else None, batch, mark, maps)

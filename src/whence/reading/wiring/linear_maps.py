@@ -45,9 +45,9 @@ def linear_behind(node: Node) -> tuple[Node, LinearMap, Node] | None:
     found: list[tuple[Node, LinearMap, Node]] = []
     while todo:
         current = todo.pop()
-        cut = _slice_of_linear(current, node.value.shape)
-        if cut is not None:
-            found.append(cut)
+        part = _slice_of_linear(current, node.value.shape)
+        if part is not None:
+            found.append(part)
             continue
         op = current.producer
         if op is None:

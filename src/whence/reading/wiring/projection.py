@@ -112,9 +112,9 @@ def find_projection(start: Node, heads: Tensor, tolerance: float) -> tuple[Proje
 
 def find_turned_projection(start: Node, heads: Tensor, batch: int, tolerance: float) -> tuple[Projection, Node, float]:
     """The same where the head outputs are turned, row by row, before they are projected."""
-    turned = find_row_map(start, batch, heads.shape[0], tolerance)
-    projection, out, error = find_projection(turned.node, turned(heads), tolerance)
-    return replace(projection, rows=turned.rows.flatten(0, 1)), out, error
+    row_map = find_row_map(start, batch, heads.shape[0], tolerance)
+    projection, out, error = find_projection(row_map.node, row_map(heads), tolerance)
+    return replace(projection, rows=row_map.rows.flatten(0, 1)), out, error
 
 
 def _narrows(start: Node, most: int = 200) -> Iterator[Node]:
