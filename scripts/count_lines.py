@@ -63,6 +63,7 @@ WHOLE: tuple[str, ...] = (
     "attention/decide.py", "attention/decided_rows.py", "attention/align.py", "attention/droppable.py",
     "attention/position_names.py", "attention/plots_alignment.py", "attention/plots_decisions.py",
     "attention/verified_rows.py", "core/attention/decision.py", "core/attention/claim.py", "attention/verdict.py",
+    "core/attention/head_rows.py",
     "core/attention/decision_check.py", "attention/pushed_paths.py", "attention/recording.py", "core/attention/verdict.py",
     "core/attention/path_certificate.py", "core/attention/interior_point.py", "core/attention/alignment.py",
     "core/attention/aimed.py", "cli/decide.py", "reporting/decisions.py", "attention/uniqueness.py",

@@ -15,6 +15,7 @@ SMALL = 2e-3
 NO_TOLERANCES = {
     "whence.reading.wiring.norms": "the eps values that norms are built with",
     "whence.cli.train": "learning rates",
+    "whence.identifiable.conversion.rotary": "how much a least-squares fit is damped",
     "whence.results.plotting": "below core: whether a picture needs a second colour for numbers under zero",
 }
 

@@ -15,8 +15,9 @@ from whence.attention.decided_rows import Gathered, gather_rows
 from whence.attention.verified_rows import verify_rows
 from whence.attention.witness import Verification
 from whence.core.attention.claim import Claim
-from whence.core.attention.decision import Heads, RowDecision, decide_row
+from whence.core.attention.decision import RowDecision, decide_row
 from whence.core.attention.decision_check import check_decision
+from whence.core.attention.head_rows import Heads
 from whence.errors import InputError
 from whence.reading.trace import Trace
 from whence.results.provenance import Provenance

@@ -91,8 +91,8 @@ class ModelChoice:
         """The trace of a text (or of standard input, for -); `answer`: what follows it, as `whence.trace` takes it."""
         from whence.reading.tracing import trace
 
-        made: Trace = trace(self.load(), read(text), self.pair, target, truncate=self.truncate, **answer)
-        return made
+        traced: Trace = trace(self.load(), read(text), self.pair, target, truncate=self.truncate, **answer)
+        return traced
 
 
 def read(text: str) -> str:

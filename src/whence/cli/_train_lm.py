@@ -53,18 +53,18 @@ def train_lm(
         put_out(how, table=table, data=found.to_dict, frame=found.to_frame)
         return
     say = (lambda _: None) if quiet else messages.print
-    made = train_language_model(documents, out=out, settings=settings, quiet=quiet, say=say)
+    trained = train_language_model(documents, out=out, settings=settings, quiet=quiet, say=say)
     if os.environ.get("RANK", "0") != "0":  # one process speaks for all
         return
-    told = made.metrics | {"folder": str(out)}
-    put_out(how, table=lambda: _say(made, out), data=lambda: told, frame=lambda: frame_of([told]))
+    told = trained.metrics | {"folder": str(out)}
+    put_out(how, table=lambda: _say(trained, out), data=lambda: told, frame=lambda: frame_of([told]))
 
 
-def _say(made: LanguageModel, out: Path) -> None:
-    metrics = made.metrics
+def _say(trained: LanguageModel, out: Path) -> None:
+    metrics = trained.metrics
     results.print(
         f"{out}: {metrics['validation_bits_per_byte']:.4f} bits per byte, {metrics['parameters']:,} parameters, "
         f"{metrics['tokens_seen']:,} tokens seen, {metrics['seconds']:.0f} s"
     )
-    for sentence in made.model.identifiability_statement().sentences():
+    for sentence in trained.model.identifiability_statement().sentences():
         results.print(f"- {sentence}", markup=False, highlight=False)

@@ -242,11 +242,11 @@ class IdentifiableDecoderLayer(nn.Module):
         self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.attention = IdentifiableDecoderAttention(config, layer_idx)
         self.feed_forward_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        d, wide, bias = config.hidden_size, config.intermediate_size, config.feed_forward_bias
-        self.gate = nn.Linear(d, wide, bias=bias) if config.feed_forward == "gated" else None
-        self.up = nn.Linear(d, wide, bias=bias)
+        d, inner, bias = config.hidden_size, config.intermediate_size, config.feed_forward_bias
+        self.gate = nn.Linear(d, inner, bias=bias) if config.feed_forward == "gated" else None
+        self.up = nn.Linear(d, inner, bias=bias)
         self.activation = ACT2FN[config.hidden_act]
-        self.down = nn.Linear(wide, d, bias=bias)
+        self.down = nn.Linear(inner, d, bias=bias)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:

@@ -13,8 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from whence.core.attention.claim import Claim
-from whence.core.attention.decision import Heads, decide_row, decide_rows
+from whence.core.attention.decision import decide_row, decide_rows
 from whence.core.attention.decision_check import check_decision
+from whence.core.attention.head_rows import Heads
 from whence.errors import InputError
 
 FEW = settings(max_examples=25, deadline=None, derandomize=True)
@@ -269,7 +270,7 @@ def test_a_row_of_very_many_keys_is_what_two_cold_programs_say(rank, monkeypatch
     """Whichever solver is used; thresholds on either side of the least value, and one nearer to it than a solver comes."""
     from scipy.optimize import linprog
 
-    from whence.core.attention import decision
+    from whence.core.attention import head_rows
 
     rows, values = softmax_head(700, rank, 3, queries=2)
     values = torch.cat([values, values[..., :24]], -1)  # columns twice: the rank is less than the width
@@ -288,7 +289,7 @@ def test_a_row_of_very_many_keys_is_what_two_cold_programs_say(rank, monkeypatch
             claim = Claim(cost.clone(), threshold=threshold)
             answers = []
             for many in (512, 10_000):
-                monkeypatch.setattr(decision, "_MANY_KEYS", many)
+                monkeypatch.setattr(head_rows, "_MANY_KEYS", many)
                 answers.append(decide_row(Heads(rows, values, torch.ones(1)), q, [claim], cost))
             for answer in answers:
                 assert (answer.lower, answer.upper) == pytest.approx((least, most), abs=2e-8)

@@ -14,7 +14,7 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from whence.core.attention.decision import same_output
+from whence.core.attention.head_rows import same_output
 from whence.core.attention.polytope import Polytope
 from whence.core.attention.witness import Witness, residual
 from whence.core.numerics.arrays import Array

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from whence.core.attention.claim import Claim, breaks
-from whence.core.attention.decision import RowDecision, proved
+from whence.core.attention.decision import RowDecision
+from whence.core.attention.head_rows import proved
 from whence.core.numerics.arrays import Array
 from whence.core.numerics.tolerances import SAME_OUTPUT, UNIT_SUM
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from whence.core.attention.alignment import warping_path
-from whence.core.attention.decision import Heads
+from whence.core.attention.head_rows import Heads
 from whence.core.numerics.arrays import Array, Booleans, Integers
 from whence.core.numerics.tolerances import SUM_ROUNDING
 
