@@ -61,7 +61,7 @@ def main() -> None:
         marker = {"marker": "s", "fillstyle": "none", "markersize": 10} if number == 4 else {"marker": "o"}
         axes.plot(LENGTHS, values, label=name, linestyle="-" if number < 3 else "--", **marker)
     axes.axvline(17, color="grey", linewidth=0.8)
-    axes.text(17.8, 0.45, "d_v + 1", color="grey")
+    axes.text(18.2, 0.06, "d_v + 1", color="grey")
     axes.set(xlabel="tokens that the row sees", ylabel="rows with a second row found", ylim=(-0.05, 1.05))
     axes.legend(fontsize=8)
     figure.savefig(Path(__file__).parent / "figures" / "decoder_second_rows.svg", metadata={"Date": None})

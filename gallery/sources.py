@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
+
+import torch
 
 import whence
 from gallery.page import command, picture, table, write
@@ -39,11 +42,10 @@ def make() -> Path:
     places = spans(trace)
     rows, picks = [], []
     counts = {"certified": 0, "refuted": 0, "open": 0}
-    wide = []
+    wide: list[float] = []
+    refuted: list[tuple[float, int, int, str]] = []
     for layer in trace.of():
-        if layer.index % 3 != 2:
-            continue
-        for head in layer.heads[::3]:
+        for head in layer.heads:
             masses = {}
             for name, keys in places.items():
                 found = whence.decide(
@@ -57,6 +59,8 @@ def make() -> Path:
                 masses[name] = (float(found.value[0]), float(found.lower[0]), float(found.upper[0]))
                 counts[found.decisions[0].verdict] += 1
                 wide.append(float(found.upper[0] - found.lower[0]))
+                if found.decisions[0].verdict == "refuted":
+                    refuted.append((wide[-1], layer.index, head, name))
             picks.append((layer.index, head, masses))
     picks.sort(key=lambda p: -max(m[0] for m in p[2].values()))
     for layer_index, head, masses in picks[:10]:
@@ -75,9 +79,18 @@ def make() -> Path:
     name = max(best[2], key=lambda n: best[2][n][0])
     keys = places[name]
     one = whence.decide(trace, rules.mass(keys, at_least=0.25, label=name), layer=best[0], head=best[1], query=last)
-    import statistics
-
-    told = model.tokenizer.decode(int(trace.logits[-1].argmax()))  # type: ignore[index]
+    against = ""
+    if refuted:
+        _, layer_index, head, other = max(refuted)
+        rule = rules.mass(places[other], at_least=0.25, label=other)
+        counter = whence.decide(trace, rule, layer=layer_index, head=head, query=last)
+        against = f"**The counter-example.** Layer {layer_index} head {head}: {counter.sentences()[0]}"
+        if counter.verification is not None:
+            against += f" Put into the model: {counter.verification.sentence()}"
+    with torch.no_grad():
+        told = model.tokenizer.decode(
+            int(model.model(**model.tokenizer(text, return_tensors="pt")).logits[0, -1].argmax())
+        )
     total = sum(counts.values())
     return write(
         "sources",
@@ -86,12 +99,12 @@ def make() -> Path:
         f"‘{told.strip()}’. Attention from the last token is often summed by document and shown as 'sources'. How much of that share does "
         "the computation fix?",
         "**The rule.** At least a quarter of a head's attention lies on a document, or less: `mass(keys, at_least=0.25)`.",
-        f"**The verdict.** Of {total} shares (three heads in each of ten layers, three documents) {counts['certified']} are certified on "
+        f"**The verdict.** Of {total} shares ({len(picks)} heads, three documents) {counts['certified']} are certified on "
         f"their side of a quarter, {counts['refuted']} are not (another row with the same output is on the other side), {counts['open']} "
         f"open. The exact intervals are {statistics.median(wide):.3f} wide (median), {max(wide):.2f} at most.",
         picture("sources", axes, "Shares of attention on each document with their exact intervals"),
-        f"**One of them.** Layer {best[0]} head {best[1]}: {one.sentences()[0]}"
-        + (f" Put into the model: {one.verification.sentence()}" if one.verification is not None else ""),
+        f"**The head with most on one document.** Layer {best[0]} head {best[1]}: {one.sentences()[0]}",
+        against,
         "A certified share says what the head's attention is. It does not say that the answer was *caused* by that document: "
         "much of the attention of a decoder goes to its first token and carries nothing.",
         "**The same on the command line**",
