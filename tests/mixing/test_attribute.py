@@ -83,7 +83,7 @@ def test_a_masked_model_needs_one_mask() -> None:
 
 
 def test_alti_logit_adds_up_to_the_logit(zoo: Zoo) -> None:
-    for family in ("llama", "gpt2", "gemma", "gpt_neox", "olmo2"):
+    for family in ("granite", "cohere", "opt", "llama", "gpt2", "gemma", "gpt_neox", "olmo2"):
         trace = zoo(family)
         for target, position in ((None, -1), (7, 3)):
             found = whence.contributions(trace, "alti-logit", target=target, position=position)

@@ -207,6 +207,31 @@ def test_a_model_is_entirely_faithful_to_itself(bert: whence.Model) -> None:
         assert line.attention_kl == pytest.approx(0, abs=1e-9)
 
 
+def test_the_divergence_is_of_all_the_texts_it_names(bert: whence.Model) -> None:
+    """Not of the first few: the mean over every text, each by itself."""
+    corpus = windows.tokenise(bert.tokenizer, TEXTS, 48)
+    pieces = fidelity.groups(corpus, (16,), 40)["16"]
+    other = copy.deepcopy(bert.model)
+    with torch.no_grad():
+        for name, weight in other.named_parameters():
+            if "query" in name:
+                weight.mul_(3)
+    (line,) = fidelity.compare(bert.model, other, corpus, {"16": pieces})
+    each = []
+    for piece in pieces:
+        inputs = corpus.batch([piece])
+        pairs = []
+        for model in (bert.model, other):
+            model.set_attn_implementation("eager")
+            with torch.no_grad():
+                pairs.append(torch.stack(model(**inputs, output_attentions=True).attentions).double())
+            model.set_attn_implementation("sdpa")
+        each.append(float((pairs[0] * (pairs[0] / pairs[1]).log()).sum(-1).mean()))
+    assert line.texts == len(pieces) == 40
+    assert line.attention_kl == pytest.approx(sum(each) / 40, rel=1e-4)
+    assert abs(sum(each[:16]) / 16 - sum(each) / 40) > 1e-3 * line.attention_kl  # the first few are not all
+
+
 def test_final_states_do_not_depend_on_the_batch(bert: whence.Model) -> None:
     corpus = windows.tokenise(bert.tokenizer, TEXTS, 48)
     pieces = [list(text) for text in corpus.texts[:9]]
