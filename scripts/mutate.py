@@ -4,6 +4,7 @@
     python scripts/mutate.py core/numerics/basis.py            one file: minutes
     python scripts/mutate.py core/numerics/basis.py --most 20  a sample, the same one every time
     python scripts/mutate.py core/numerics/basis.py --lines 60-90
+    python scripts/mutate.py core/numerics/basis.py --tests tests/core/numerics/test_rank_tolerance.py
 
 A mutant that no test kills is printed as a line of the table in docs/mutants.md. Those that stand there with a reason
 are known; any other makes the run fail. Each mutant runs in a fork, its module compiled from the changed source; nothing on
@@ -182,14 +183,14 @@ class _Watch:
             self.entered[item.nodeid], self.took[item.nodeid] = calls, time.process_time() - started
 
 
-def watched() -> _Watch:
-    """All tests run once on the code as it is."""
+def watched(tests: Sequence[str]) -> _Watch:
+    """The tests run once on the code as it is."""
     reader, writer = os.pipe()
     process = os.fork()
     if process == 0:
         watch, code = _Watch(), 1
         try:
-            code = _pytest(TESTS, [watch])
+            code = _pytest(tests, [watch])
         finally:
             with os.fdopen(writer, "wb") as file:
                 pickle.dump((code, watch.entered, watch.took), file)
@@ -266,6 +267,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", help="under src/whence, as core/numerics/basis.py; all of core without one")
     parser.add_argument("--most", type=int, help="a sample of so many mutants of each file")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="those that judge, where not all should: quicker")
     parser.add_argument("--lines", metavar="FIRST-LAST", help="only mutants of these lines of each file")
     parser.add_argument(
         "--seconds", type=int, default=300, help="of the processor, after which a mutant counts as killed: it hangs"
@@ -278,7 +280,7 @@ def main() -> int:
         importlib.import_module(name)  # once, before the forks
     importlib.import_module("torch").set_num_threads(1)
     paths = [PACKAGE / file for file in given.files] or sorted((PACKAGE / "core").rglob("*.py"))
-    known, new, watch = explained(), 0, watched()
+    known, new, watch = explained(), 0, watched(given.tests)
     begin, _, end = (given.lines or "0-").partition("-")
     first, last = int(begin), int(end or (10**9 if given.lines is None else begin))
     for path in paths:
