@@ -125,3 +125,22 @@ def test_errors_say_what_to_do() -> None:
         null_space(torch.zeros(0, 4))
     with pytest.raises(InputError, match="broadcast"):
         null_space(make.values(2, 5, 2), visible=torch.ones(3, 5, 5, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("mask", ["none", "shared", "by head", "by layer and head", "one row"])
+def test_a_part_is_what_its_values_give(mask: str) -> None:
+    values = make.values(2, 3, 9, 4, duplicates=2)
+    visible = {
+        "none": None,
+        "shared": make.causal(9),
+        "by head": torch.stack([make.causal(9), make.window(9, 3), torch.ones(9, 9, dtype=torch.bool)]),
+        "by layer and head": torch.rand(2, 3, 5, 9, generator=make.generator(2)) < 0.7,
+        "one row": torch.rand(2, 3, 1, 9, generator=make.generator(3)) < 0.7,
+    }[mask]
+    space = null_space(values, visible=visible)
+    for i in range(2):
+        own = None if visible is None else visible[i] if visible.dim() == 4 else visible
+        expected, part = null_space(values[i], visible=own), space[i]
+        for name, tensor in expected.to_dict().items():
+            torch.testing.assert_close(getattr(part, name), tensor, equal_nan=True, rtol=1e-5, atol=0)
+        assert part[1].rank.equal(expected.rank[1])

@@ -93,7 +93,7 @@ def most_spread(row: Array, values: Array, *, steps: int = 100) -> Array:
     height, x = state(u)
     for _ in range(steps):
         slope = x @ q - target
-        if float(np.abs(slope).max()) < PROJECTOR_ROUNDING:
+        if float(np.abs(slope).max(initial=0.0)) < PROJECTOR_ROUNDING:
             break
         curve = (q * x[:, None]).T @ q - np.outer(x @ q, x @ q)
         step = np.linalg.lstsq(curve + 1e-14 * np.eye(len(u)), -slope, rcond=None)[0]
@@ -106,7 +106,7 @@ def most_spread(row: Array, values: Array, *, steps: int = 100) -> Array:
         if size <= SHORTEST_STEP:
             break
         u, height, x = u + size * step, taller, y
-    if float(np.abs(x @ q - target).max()) > FEASIBLE:
+    if float(np.abs(x @ q - target).max(initial=0.0)) > FEASIBLE:
         return row
     # The last digits: back onto the equalities, which keeps every weight positive.
     return same_output(x, row, _basis(values)) if float(x.min()) > SOLVER_ZERO else x

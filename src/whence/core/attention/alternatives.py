@@ -188,7 +188,7 @@ def _line_to_edge(rows: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     for _ in range(2):  # projected twice: the second pass removes what the first one's rounding left
         direction = direction - effective_attention(direction, values64, constraint="simplex", visible=mask)
     size = direction.abs().amax(-1, keepdim=True)
-    # What is only rounding is no direction: such rows are unique.
+    # A direction as small as this is rounding error: the row is unique and stays as it is.
     direction = torch.where(size > SAME_ROW, direction / size.clamp(min=SAME_ROW), 0.0)
     reach = torch.where(direction < 0, rows / -direction, torch.inf).amin(-1, keepdim=True)
     step = torch.where(torch.isfinite(reach), reach, 0.0)

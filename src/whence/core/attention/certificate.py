@@ -188,7 +188,7 @@ def certify_row(
         lower[k], lower_duals[k] = max(best.bound, 0.0), best.dual
         touched |= best.vertex <= 0.0
 
-    # Maximal mass outside = minus the minimum of minus it.
+    # The solver minimises, so the largest mass outside is found as −min(−mass).
     best = solver.minimum(-outside_cost(n, keys))
     outside, outside_dual = min(max(-best.bound, 0.0), 1.0), best.dual
 

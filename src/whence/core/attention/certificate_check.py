@@ -88,7 +88,7 @@ def _proved_ends(c: Certificate) -> bool:
             np.clip(proved_minimum(costs, duals.numpy(), row, values, slack, allowance=allowance), floor, None)
             for allowance in (1.0, 3.0)
         )
-        # No alternative has more than all the mass outside, nor less than none of it.
+        # The mass on a key, and outside the shown keys, lies between 0 and 1 in every alternative.
         loose = np.minimum(loose, 0.0) if costs is not single and costs is not order else loose
         if not ((claim <= tight).all() and (claim >= loose).all() and (claim <= costs @ row + OWN_ROW).all()):
             return False

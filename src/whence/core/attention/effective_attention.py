@@ -228,7 +228,7 @@ def _causal(
         rows = slice(block.start, block.stop)
         fits = block.good.unsqueeze(-1) & ~done[..., rows]
         a = attention[..., rows, : block.end]
-        # One read of the part that must be empty; the exact test, with its message, only where it is not.
+        # A sum first: the exact test, which also writes the message, runs only where the sum is not 0.
         stray = float(attention[..., rows, block.end :].sum()), float(a[..., block.base :].triu(1).sum())
         if stray != (0.0, 0.0):
             check_finite("attention", attention)

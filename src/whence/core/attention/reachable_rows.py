@@ -187,7 +187,7 @@ def near_tied(
     share = torch.where(size > 0, torch.linalg.vector_norm(rest, dim=(-2, -1)) / size, 0.0)
     # K = VM in working precision is off by a sum of d_v roundings.
     tied = share <= (keys.shape[-1] + values.shape[-1]) * eps
-    # What is rounding is no distance.
+    # A distance below that rounding counts as 0.
     diameter = torch.where(tied, 0.0, torch.cdist(rest, rest).amax((-2, -1)))
     diameter = diameter * size_of[..., 0, 0].expand(batch).reshape(-1)
     if queries is not None:

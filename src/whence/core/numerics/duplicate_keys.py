@@ -145,7 +145,7 @@ def inverse_factors(rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
     reach = torch.full((problems, 1), m)
     eye = torch.eye(m, dtype=torch.float64)
     while failed.numel():
-        # The leading minors before the one that is not positive are fine: the identity stands for the rest.
+        # The factor is right up to the first minor that is not positive; the identity replaces the rest.
         reach[failed, 0] = torch.minimum(reach[failed, 0], info[failed].to(torch.int64) - 1)
         inside = torch.arange(m) < reach[failed]
         again = torch.where(inside.unsqueeze(-1) & inside.unsqueeze(-2), gram[failed], eye)

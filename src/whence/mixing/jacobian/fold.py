@@ -137,7 +137,7 @@ def fold_read(layer: Layer, reading: BlockReading, scores: Scores) -> Fold:
     per_head = query_map.unflatten(-1, (covariance.shape[1], -1)).transpose(0, 1).contiguous()  # (head, d, d_k)
     for first in range(0, n, _TOGETHER):
         at = slice(first, min(first + _TOGETHER, n))
-        # From the sum of residual and attention on.
+        # Everything after the sum of residual and attention.
         base = wiring.norm_jacobian_times(total[at], _tail(reading.feedforward, state[at]))
         onward = wiring.branch_tangent(projected[at], weight.expand(at.stop - first, *weight.shape))
         torch.bmm(onward, base, out=d_heads[at])
