@@ -275,7 +275,9 @@ def main() -> int:
     given = parser.parse_args()
     os.chdir(ROOT)
     sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["HF_HUB_OFFLINE"] = os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = (
+        "1"  # plugins take longer than the tests
+    )
     for name in ("torch", "numpy", "scipy.optimize", "highspy", "hypothesis", "transformers", "whence.model.load"):
         importlib.import_module(name)  # once, before the forks
     importlib.import_module("torch").set_num_threads(1)

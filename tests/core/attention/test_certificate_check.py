@@ -138,6 +138,7 @@ def test_the_dimension_is_that_of_the_support() -> None:
     every, some = np.ones(9, dtype=bool), np.arange(9) < 6
     assert dimension_of(values, 4, 0.0, every, EPS) == 9 - 4
     assert dimension_of(values, 4, 0.0, some, EPS) == 6 - 4
+    assert dimension_of(values, 4, 0.0, np.arange(9) < 2, EPS) == 0  # two keys are of rank 2
     assert dimension_of(values, 4, 1e-9, every, EPS) == 9 - 1
     assert dimension_of(values, 4, 1e-9, some, EPS) == 9 - 1
     assert outside_cost(4, np.array([1, 3])).tolist() == [1.0, 0.0, 1.0, 0.0]
