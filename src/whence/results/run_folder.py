@@ -52,8 +52,8 @@ def run_folder(path: str | Path, identity: RunIdentity, *, state: Sequence[str] 
         remove_parts(folder)
         _write(folder, identity, None)
         return RunFolder(folder, identity)
-    there, files = _read(place)
-    identity.refuse_other(there, folder)
+    known, files = _read(place)
+    identity.refuse_other(known, folder)
     remove_parts(folder)
     if files is None:
         return RunFolder(folder, identity)
