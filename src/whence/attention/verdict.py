@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from whence.attention.heads import head_of
-from whence.core.attention.verdict import RowVerdict, check_epsilon, row_verdicts, unique_rows
+from whence.core.attention.verdict import RowVerdict, check_epsilon, rows_not_unique, unique_rows
 from whence.core.numerics.threads import one_thread
 from whence.errors import InputError
 from whence.reading.trace import Layer, Trace
@@ -233,5 +233,5 @@ def _head(layer: Layer, index: int, epsilon: float, limit: int, tokens: Tokens) 
         content = json.dumps([tokens.raw, layer.index, layer.heads[index]]).encode()
         seed = int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
         rows = np.sort(np.random.default_rng(seed).choice(rows, size=limit, replace=False))
-    found = row_verdicts(weights, values, epsilon=epsilon, rows=rows.tolist(), visible=visible)
+    found = rows_not_unique(weights, values, unique, epsilon=epsilon, rows=rows.tolist(), visible=visible)
     return torch.where(unique, int(RowVerdict.UNIQUE), found), unique

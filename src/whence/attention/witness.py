@@ -14,10 +14,12 @@ from whence.core.attention.aimed import aimed_row
 from whence.core.attention.witness import random_row_at, witness_row
 from whence.core.numerics.tolerances import SAME_ROW, output_rounding
 from whence.errors import InputError
-from whence.reading.rerun.substitution import Replace, Substituted, substitute
+from whence.reading.rerun.substitution import Replace, Substituted, substitute, substitute_each
 from whence.reading.trace import Trace
 from whence.results.provenance import Provenance
 from whence.results.short_repr import short_repr
+
+_MATES = 1e-3  # a text in a batch gives other final states than alone, by more than any rounding
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,20 @@ class RowWitness:
         total = self.row.sum()
         control = random_row_at(self.row / total, self.total_variation, seed=seed, visible=visible) * total
         # The unchanged row goes through the same path, so that only the row differs between the runs.
-        baseline, changed, moved = (self._run(row, model) for row in (self.row, self.alternative, control))
+        baseline, changed, moved = self.in_model((self.row, self.alternative, control), model)
         return compare(self.attention, self.layer, self.head, self.total_variation, baseline, changed, moved)
 
-    def _run(self, row: Tensor, model: Any) -> Substituted:
+    def in_model(self, rows: Sequence[Tensor], model: Any = None) -> list[Substituted]:
+        """What the model gives with each of `rows` [key] in the place of the row; the first of them is the row itself."""
         keys = len(self.trace.of(self.attention).key_tokens)  # a sink takes what the keys leave
-        change = Replace(self.layer, row[:keys].to(torch.float64), self.head, self.query, self.attention)
-        return substitute(self.trace, change, model=model)
+        changes = [
+            Replace(self.layer, row[:keys].to(torch.float64), self.head, self.query, self.attention) for row in rows
+        ]
+        together = substitute_each(self.trace, changes, model=model)
+        own = relative(together[0].final_states, self.trace.final_states)
+        if own is not None and own > _MATES:  # a model in which the texts of a batch are not independent
+            return [substitute(self.trace, change, model=model) for change in changes]
+        return together
 
     def plot(self, *, ax: Any = None) -> Any:
         """The row beside the other. See `whence.attention.plots`; returns the Axes."""

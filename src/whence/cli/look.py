@@ -78,7 +78,6 @@ def command(
     if how == "table":
         show(found, seen, example, made_of)
     path = None if where is None else write_report(analysis, where, quiet)
-    data = {**seen.to_dict(), "counter_example": example, "provenance_of_states": made_of}
 
     def name_report() -> None:
         if path is not None:
@@ -87,7 +86,12 @@ def command(
     put_out(
         how,
         table=name_report,
-        data=lambda: {**data, "report": None if path is None else str(path)},
+        data=lambda: {
+            **seen.to_dict(),
+            "counter_example": example,
+            "provenance_of_states": made_of,
+            "report": None if path is None else str(path),
+        },
         frame=seen.verdict.to_frame,
     )
     if open_ and path is not None and not open_in_browser(path.resolve().as_uri()):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from scipy.stats import kendalltau
 from torch import Tensor
 
 from whence.attention.doppelganger import doppelganger
@@ -302,4 +301,6 @@ def tau(x: AnyArray, y: AnyArray) -> float | None:
     """Kendall's τ_b; None where either is constant, for which it is undefined."""
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
+    from scipy.stats import kendalltau
+
     return float(kendalltau(x, y).statistic)

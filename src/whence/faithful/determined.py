@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.stats import rankdata
 from torch import Tensor
 
 from whence import method_table
@@ -168,6 +167,8 @@ def _agreement(name: str, kind: str, before: Tensor, after: Tensor) -> Agreement
 
 def spearman(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float | None:
     """Rank correlation; None where either is constant, for which it is undefined."""
+    from scipy.stats import rankdata  # a third of a second, and most pages never need it
+
     first, second = rankdata(x), rankdata(y)
     if first.std() == 0 or second.std() == 0:
         return None

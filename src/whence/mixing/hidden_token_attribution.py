@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from scipy.stats import t as student
+from scipy.special import stdtrit
 from torch import Tensor
 
 from whence.core.numerics.tolerances import SAME_STATE, state_agreement
@@ -258,7 +258,7 @@ def _estimate(first: Tensor, second: Tensor, count: int, width: int) -> tuple[Te
 
 def _widening(count: int) -> float:
     """t_{.975, k−1} / 1.96: what a standard error from k probes lacks to cover like a known one."""
-    return float(student.ppf(0.975, count - 1)) / 1.96
+    return float(stdtrit(count - 1, 0.975)) / 1.96
 
 
 def _shares(squared: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from whence.attention.heads import row_of
 from whence.attention.witness import RowWitness, relative
 from whence.core.attention.row_intervals import row_intervals
 from whence.core.attention.witness import random_row_at
-from whence.reading.rerun.substitution import Replace, Substituted, substitute
+from whence.reading.rerun.substitution import Substituted
 from whence.reading.trace import Trace
 from whence.reporting.outputs import describe_output
 
@@ -39,13 +39,16 @@ def counter_example(
     if trace.model is None:
         return {**plain, "path": None, "reason": "the trace came without its model, so it was not put into it"}
     other = _control(trace, witness, seed)
-    baseline = _run(trace, witness, witness.row)
-    return {
-        **plain,
-        "control_row": _short(other),
-        "path": [_stop(trace, witness, a, witness.alternative, baseline) for a in stops],
-        "control": [_stop(trace, witness, a, other, baseline) for a in stops],
-    }
+    ways = [(end, a) for end in (witness.alternative, other) for a in stops if a > 0]
+    baseline, *found = witness.in_model(
+        [witness.row, *(witness.row + a * (end - witness.row) for end, a in ways)]
+    )  # the unchanged row by the same path
+    half = len(found) // 2
+    path, control = (
+        [_stop(trace, a, baseline if a == 0 else next(runs), baseline) for a in stops]
+        for runs in (iter(found[:half]), iter(found[half:]))
+    )
+    return {**plain, "control_row": _short(other), "path": path, "control": control}
 
 
 def _intervals(trace: Trace, witness: RowWitness) -> dict[str, Any]:
@@ -67,20 +70,13 @@ def _control(trace: Trace, witness: RowWitness, seed: int) -> Tensor:
     return random_row_at(witness.row / total, witness.total_variation, seed=seed, visible=visible) * total
 
 
-def _stop(trace: Trace, witness: RowWitness, a: float, end: Tensor, baseline: Substituted) -> dict[str, Any]:
-    result = baseline if a == 0 else _run(trace, witness, witness.row + a * (end - witness.row))
+def _stop(trace: Trace, a: float, result: Substituted, baseline: Substituted) -> dict[str, Any]:
     return {
         "a": a,
         "output": describe_output(result.logits, result.final_states, trace.model, trace.inputs.get("input_ids")),
         "final_states": relative(result.final_states, baseline.final_states),
         "logits": relative(result.logits, baseline.logits),
     }
-
-
-def _run(trace: Trace, witness: RowWitness, row: Tensor) -> Substituted:
-    keys = len(trace.of(witness.attention).key_tokens)  # a sink takes what the keys leave
-    row = row[:keys].to(torch.float64)
-    return substitute(trace, Replace(witness.layer, row, witness.head, witness.query, witness.attention))
 
 
 def _short(row: Tensor) -> list[float]:

@@ -72,7 +72,8 @@ def build(
 ) -> Document:
     """The document of one trace; `analysis`: what is known of it already; `with_heads`: with head blocks.
 
-    judged_rows: exact intervals only for the rows that the verdict rests on, where they decide something.
+    judged_rows: exact intervals only where they decide something: for the listed rows, and in the heads that may be
+    read for the rows that the verdict rests on. That a head may not be read is shown by alternatives, and those are there.
     """
     if detail not in DETAILS:
         raise InputError(f"detail={detail!r} is not one of {', '.join(DETAILS)}.")
@@ -95,7 +96,7 @@ def build(
             part = _Part(stack, analysis.overview(name), detail)
             data = stack_data(stack, part.overview)
             inner("Other attention with the same output", 0.5)
-            part.alternatives = _alternatives(part)
+            part.alternatives = _alternatives(part, judged_rows)
             if with_heads:
                 _begin(exact, part, judged_rows)  # in threads of its own, beside all that follows
             inner("Counter-examples, put into the model", 0.6)
@@ -217,19 +218,29 @@ def _begin(exact: ExactIntervals, part: _Part, judged_rows: bool) -> None:
                 c.query for c in (*part.overview.worst, *part.overview.best) if (c.layer, c.head) == (layer.index, head)
             ]
             other, _ = part.maps(layer.index).get(head, (None, None))
-            rows = judged[found.layers.index(layer.index), found.heads.index(head)] | (not judged_rows)
+            at = found.layers.index(layer.index), found.heads.index(head)
+            decided = judged[at] & (part.look.verdict.of(layer.index, head) != "do not read")
+            rows = decided | (not judged_rows)
             exact.add(part.stack.name, layer, head, keys, free, first, rows.nonzero().squeeze(-1).tolist(), other)
 
 
-def _alternatives(part: _Part) -> dict[int, Alternatives]:
-    """Other attention by layer: of every head of a short text, of the listed heads of a long one."""
+def _alternatives(part: _Part, judged_rows: bool) -> dict[int, Alternatives]:
+    """Other attention by layer: of every head of a short text, of the listed heads of a long one.
+
+    judged_rows: of the heads that are not listed, only the rows that the verdict looked at are searched.
+    """
     everywhere = len(part.stack.tokens) <= part.detail.alternatives and part.detail.heads == "all"
     alternatives: dict[int, Alternatives] = {}
     for i, layer in enumerate(part.stack):
         wanted = [h for h in layer.heads if everywhere or (layer.index, h) in part.named]
         if wanted and int(part.overview.free[i].max()) > 0:
             some = layer if len(wanted) == len(layer.heads) else layer.select(wanted)
-            alternatives[layer.index] = alternatives_of(some)
+            rows = None
+            if judged_rows:
+                places = [part.look.identifiability.heads.index(h) for h in wanted]
+                rows = part.look.verdict.extra["row_verdicts"][i, places] >= int(RowVerdict.CERTAIN)
+                rows |= torch.tensor([(layer.index, h) in part.named for h in wanted])[:, None]
+            alternatives[layer.index] = alternatives_of(some, rows)
     return alternatives
 
 

@@ -155,10 +155,14 @@ class Alternatives:
         return {head: (other, self.searched[head]) for head, other in self.maps.items()}
 
 
-def alternatives_of(layer: Layer) -> Alternatives:
-    """Other attention with the same head outputs, for every head of `layer` that has any: one round of the search."""
+def alternatives_of(layer: Layer, rows: Tensor | None = None) -> Alternatives:
+    """Other attention with the same head outputs, for every head of `layer` that has any: one round of the search.
+
+    rows: boolean [head, query], the rows that are searched; the others take one step only. None: all.
+    """
     weights, values, visible = by_group(layer)
-    found = alternative_attention(weights, values, visible=visible, rounds=1)
+    chosen = None if rows is None else rows.reshape(weights.shape[:-1])
+    found = alternative_attention(weights, values, visible=visible, rounds=1, rows_searched=chosen)
     moved = dict(zip(layer.heads, found.total_variation.flatten(0, 1), strict=True))
     maps = dict(zip(layer.heads, sink_last(layer, found.attention.flatten(0, 1), weights.shape[-1]), strict=True))
     some = [h for h in layer.heads if float(moved[h].max()) > GAP]

@@ -109,8 +109,9 @@ def report(
         budget: seconds for the exact intervals of the listed heads, the three to read and the three not to. None:
             every row of a text of up to 512 tokens, 15 seconds for a longer one; math.inf: every row, however long it
             takes. The page says of each row whether its intervals are exact; the listed rows always are.
-        judged_rows: exact intervals only for the rows of those heads that the verdict rests on (a sample), in which they
-            decide something; the others show bounds.
+        judged_rows: exact intervals only where they decide something: for the listed rows, and in the heads that may be
+            read for the rows that the verdict rests on (a sample); the others show bounds, and other attention is searched
+            for the rows that the verdict looked at, and for every row of the listed heads.
         epsilon: how far a weight may be uncertain and still be read, see `whence.verdict`; None: 0.05.
         decisions: results of `whence.decide`, for a view of their own.
         runs: results of `whence.faithfulness` or `whence.survey`, each for a view of its own.

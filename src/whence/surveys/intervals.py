@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,7 +16,7 @@ def mean_over_texts(frame: pd.DataFrame, column: str) -> dict[str, float]:
     each = frame.groupby("text")[column].mean().dropna().to_numpy(dtype=float)
     n = len(each)
     mean = float(each.mean()) if n else float("nan")
-    half = float(student.ppf(0.975, n - 1) * each.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+    half = float(stdtrit(n - 1, 0.975) * each.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
     return {"mean": mean, "low": mean - half, "high": mean + half, "texts": n}
 
 
@@ -44,5 +44,5 @@ def share_over_texts(texts: Any, hits: Any, total: Any) -> dict[str, float]:
         edge = min(1.0, 3 / n)
         return {"share": share, "low": share and 1 - edge, "high": share or edge, "texts": n}
     error = np.sqrt(((hit - share * counted) ** 2).sum() * n / (n - 1)) / counted.sum()
-    half = float(student.ppf(0.975, n - 1) * error)
+    half = float(stdtrit(n - 1, 0.975) * error)
     return {"share": share, "low": max(0.0, share - half), "high": min(1.0, share + half), "texts": n}

@@ -69,6 +69,7 @@ def alternative_attention(
     budget: float | None = None,
     workers: int = 2,
     seed: int = 0,
+    rows_searched: Tensor | None = None,
 ) -> AlternativeAttention:
     """An alternative for every row, as different from the original as so many rounds find.
 
@@ -80,6 +81,7 @@ def alternative_attention(
         budget: seconds after which it stops early; rows then keep the best found so far, each of them valid. None: no
             limit, and the same result on any machine.
         workers: threads; HiGHS works outside Python's lock. The result does not depend on them.
+        rows_searched: boolean, broadcastable to (…, n_query): rounds for these rows only; None, for all.
 
     >>> found = alternative_attention(torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[1.0], [0.0], [0.0]]))
     >>> found.attention, found.total_variation
@@ -109,13 +111,14 @@ def alternative_attention(
     flat_rows = rows.reshape(size, n_query, n_key).numpy()
     flat_best = best.reshape(size, n_query, n_key).numpy()
     flat_mask = whole.reshape(size, n_query, n_key).numpy()
-    flat_alive = alive.reshape(size, n_query).numpy()
+    asked = alive if rows_searched is None else alive & rows_searched.expand(alive.shape)
+    flat_asked = asked.reshape(size, n_query).numpy()
     heads = values64.reshape(-1, n_key, values64.shape[-1]).numpy()
     head_of = flat_index(tuple(values.shape[:-2]), batch).tolist()
     eps = rank_eps(values.dtype)
     interiors: dict[int, InteriorPoint] = {}
     solvers: dict[int, Polytope] = {}
-    searched = ~flat_alive  # a row that sees nothing has nothing to try
+    searched = ~alive.reshape(size, n_query).numpy()  # a row that sees nothing has nothing to try
 
     def late() -> bool:
         return time.monotonic() - begin > limit
@@ -129,7 +132,7 @@ def alternative_attention(
             interiors[head] = InteriorPoint(heads[head_of[head]], eps)
         interior = interiors[head]
         rows_here = np.arange(first, min(first + _CHUNK, n_query))
-        rows_here = rows_here[flat_alive[head, rows_here]]
+        rows_here = rows_here[flat_asked[head, rows_here]]
         if number == 0:
             roomy = interior.roomy(flat_mask[head, rows_here])
             _onward(interior, flat_rows[head], flat_best[head], flat_mask[head], rows_here[roomy])

@@ -30,7 +30,6 @@ BATCH = 256
 STEPS = 18
 """After so many a program that is not solved is sooner done by the simplex method."""
 
-_FEW = 8
 _ALMOST = 0.995  # of the way to the boundary
 
 
@@ -60,8 +59,9 @@ class InteriorPoint:
         self.constraints = Constraints.of(values, eps)
         self._q = torch.from_numpy(self.constraints.q)
         rank = self._q.shape[1]
-        # Row by row the upper triangle of every outer product of a row of q with itself.
+        # Row by row the upper triangle of every outer product of a row of q with itself, and where its entries belong.
         self._outer = torch.cat([self._q[:, j:] * self._q[:, j : j + 1] for j in range(rank)], 1)
+        self._places = torch.cat([torch.arange(j * rank + j, (j + 1) * rank) for j in range(rank)])
 
     def roomy(self, visible: Booleans) -> Booleans:
         """Which rows see enough keys, visible (m, n), for this to be the faster way."""
@@ -151,14 +151,9 @@ class InteriorPoint:
     def _normal(self, d: Tensor) -> Tensor:
         """qᵀ diag(d) q, (k, r, r): the lower triangle, the rest is 0."""
         rank = self._q.shape[1]
-        if len(d) < _FEW:  # then the copies below would cost more than they save
-            return (self._q.T * d[:, None]) @ self._q
-        packed = d @ self._outer
-        normal, first = packed.new_zeros(len(d), rank, rank), 0
-        for j in range(rank):
-            normal[:, j, j:] = packed[:, first : first + rank - j]
-            first += rank - j
-        return normal.mT
+        normal = d.new_zeros(len(d), rank * rank)
+        normal[:, self._places] = d @ self._outer
+        return normal.view(-1, rank, rank).mT
 
 
 def _cholesky(normal: Tensor) -> Tensor:

@@ -83,6 +83,21 @@ def row_verdicts(
     check_pair(attention, values, visible)
     if attention.ndim != 2 or values.ndim != 2:
         raise InputError(f"attention {shape(attention)}, values {shape(values)}: expected one head; index it first.")
+    unique = unique_rows(attention, values, visible=visible)
+    return rows_not_unique(attention, values, unique, epsilon=epsilon, rows=rows, visible=visible)
+
+
+@one_thread()
+def rows_not_unique(
+    attention: Tensor,
+    values: Tensor,
+    unique: Tensor,
+    *,
+    epsilon: float,
+    rows: Iterable[int] | None,
+    visible: Tensor | None,
+) -> Tensor:
+    """`row_verdicts` where it is known which rows are unique, (n_query,)."""
     n_query = len(attention)
     mask = torch.ones(attention.shape, dtype=torch.bool)
     if visible is not None:
@@ -91,7 +106,6 @@ def row_verdicts(
     wanted = torch.zeros(n_query, dtype=torch.bool)
     wanted[list(range(n_query) if rows is None else rows)] = True
     wanted &= mask.any(-1)
-    unique = unique_rows(attention, values, visible=None if visible is None else mask)
     verdicts[wanted & unique] = RowVerdict.UNIQUE
     left = (wanted & ~unique).nonzero().squeeze(-1)
     if not len(left):

@@ -14,6 +14,7 @@ from whence.model.load import Model
 from whence.reading.capture.recorder import Edit
 from whence.reading.capture.untouched import guarded
 from whence.reading.inputs import Prepared
+from whence.reading.rerun.replay import repeated
 from whence.reading.rerun.run import prove_model, run
 from whence.reading.trace import Trace
 from whence.reading.wiring.proof import Proof
@@ -95,6 +96,49 @@ def substitute(trace: Trace, changes: Change | Sequence[Change], *, model: Any =
     return Substituted(changed.logits, changed.final_states, changed)
 
 
+TOGETHER = 2048
+"""Tokens that `substitute_each` runs in one batch: more gain nothing, and long texts go one by one."""
+
+
+def substitute_each(trace: Trace, changes: Sequence[Replace], *, model: Any = None) -> list[Substituted]:
+    """`substitute` with each of `changes` alone, several copies of the text side by side in a batch.
+
+    The traces that come with the outcomes hold the head outputs only.
+    """
+    from whence.reading.trace_of_row import trace_of_row
+
+    chosen = trace.with_model(model)
+    prepared = Prepared(
+        dict(trace.inputs), trace.tokens, _target_tokens(trace), trace.text, trace.text_pair, trace.target
+    )
+    proof, wanted = prove_model(chosen, prepared), frozenset({"outputs"})
+    size = max(1, TOGETHER // max(len(stack.tokens) for stack in trace.stacks.values()))
+    found = []
+    for first in range(0, len(changes), size):
+        some = [edits_by_call(trace, proof, [change]) for change in changes[first : first + size]]
+        together = repeated(prepared.inputs, len(some)), len(some), wanted, _side_by_side(some)
+        outcome = guarded(chosen.model, lambda given=together: run(chosen, proof, *given))
+        for row in range(len(some)):
+            changed = trace_of_row(chosen, proof, outcome, row, prepared, wanted)
+            found.append(Substituted(changed.logits, changed.final_states, changed))
+    return found
+
+
+def _side_by_side(edits: Sequence[Mapping[int, Sequence[Edit]]]) -> dict[int, list[Edit]]:
+    """Edits of one copy each, for a batch in which the copies follow one another."""
+    together: dict[int, list[Edit]] = {}
+    for copy, of_calls in enumerate(edits):
+        for number, (edit,) in of_calls.items():
+            assert edit.weights is not None
+            assert edit.where is not None
+            if number not in together:
+                shape = (len(edits), *edit.where.shape[1:])
+                together[number] = [Edit(edit.weights.new_zeros(shape), edit.where.new_zeros(shape))]
+            (whole,) = together[number]
+            whole.weights[copy], whole.where[copy] = edit.weights[0], edit.where[0]  # type: ignore[index]
+    return together
+
+
 def _target_tokens(trace: Trace) -> Any:
     return trace.stacks["decoder"].tokens if len(trace.stacks) > 1 and "decoder" in trace.stacks else None
 
@@ -148,4 +192,4 @@ def _replace(change: Replace, site: AttentionSite, shape: tuple[int, int, int]) 
     return Edit(weights=weights[None], where=where[None])
 
 
-__all__ = ["Change", "Model", "Replace", "Substituted", "ZeroValues", "substitute"]
+__all__ = ["Change", "Model", "Replace", "Substituted", "ZeroValues", "substitute", "substitute_each"]
