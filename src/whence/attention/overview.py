@@ -15,11 +15,9 @@ from whence.attention.identifiability import Identifiability, identifiability
 from whence.attention.verdict import Verdict, verdict
 from whence.core.attention.bounds import weight_bounds
 from whence.core.attention.verdict import RowVerdict
-from whence.core.numerics.threads import one_thread
+from whence.core.numerics.threads import SHORT, one_thread
 from whence.reading.trace import Layer, Stack, Trace
 from whence.results.short_repr import short_repr
-
-SHORT = 256
 
 
 @dataclass(frozen=True)

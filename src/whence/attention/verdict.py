@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from whence.attention.heads import head_of
 from whence.core.attention.verdict import RowVerdict, check_epsilon, rows_not_unique, unique_rows
-from whence.core.numerics.threads import one_thread
+from whence.core.numerics.threads import one_thread, workers_for
 from whence.errors import InputError
 from whence.reading.trace import Layer, Trace
 from whence.results.labels import Tokens
@@ -200,8 +199,7 @@ def verdict(trace: Trace, *, epsilon: float = 0.05, rows: int | None = None, att
     total = sum(len(layer.heads) for layer in stack)
     limit = max(8, 2000 // max(total, 1)) if rows is None else rows or len(stack.tokens)
     places = [(layer, place) for layer in stack for place in range(len(layer.heads))]
-    # Many small problems, a thread for each core: torch and HiGHS work without Python's lock.
-    with one_thread(), ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:
+    with one_thread(), ThreadPoolExecutor(workers_for(len(stack.key_tokens))) as pool:
         found = list(pool.map(lambda at: _head(at[0], at[1], epsilon, limit, stack.tokens), places))
     grid = (len(stack), len(stack.layers[0].heads))
     per_row = torch.stack([one for one, _ in found]).reshape(*grid, -1)

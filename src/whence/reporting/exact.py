@@ -1,12 +1,12 @@
 """Exact intervals of whole heads, solved beside the rest of a report: every row of the heads that it lists.
 
-HiGHS works without Python's lock, so a thread per core is as good as a process. The threads take the heads in turns,
-a few rows each: when the time is up, every head has its share, and each row says whether it is exact.
+HiGHS works without Python's lock, so a thread per core is as good as a process; on short texts the rest of the report
+holds that lock, and the intervals wait for it to be done. The threads take the heads in turns, a few rows each: when the
+time is up, every head has its share, and each row says whether it is exact.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from whence.attention.heads import head_of
 from whence.core.attention.row_intervals import RowInterval, row_intervals
-from whence.core.numerics.threads import one_thread
+from whence.core.numerics.threads import SHORT, one_thread, workers_for
 from whence.core.numerics.tolerances import GAP
 from whence.reading.trace import Layer
 
@@ -83,7 +83,8 @@ class ExactIntervals:
         self._deadline: float | None = None
         self._stopped, self._lock = Event(), Lock()
         self._left: deque[HeadIntervals] = deque()
-        self._pool = ThreadPoolExecutor(max(1, os.cpu_count() or 1), thread_name_prefix="whence-exact")
+        self._beside = tokens > SHORT
+        self._pool = ThreadPoolExecutor(workers_for(tokens), thread_name_prefix="whence-exact")
         self._running: list[Future[None]] = []
 
     def _late(self) -> bool:
@@ -129,6 +130,10 @@ class ExactIntervals:
             self._deadline = time.monotonic() + self._seconds
         with self._lock:
             self._left.append(made)
+        if self._beside:
+            self._begin()
+
+    def _begin(self) -> None:
         self._running.append(self._pool.submit(self._run))
 
     @one_thread()
@@ -150,6 +155,8 @@ class ExactIntervals:
 
     def finish(self, step: Callable[[int, int], None]) -> None:
         """Wait until all rows are solved or the time is up; `step` hears how many are done. It may raise."""
+        if not self._beside:
+            self._begin()
         while wait(self._running, timeout=0.1).not_done:
             step(*self.rows)
         for one in self._running:

@@ -124,3 +124,17 @@ def test_errors_say_what_to_do() -> None:
         alternative_attention(row[None], values, budget=0.0)
     with pytest.raises(InputError, match="negative"):
         alternative_attention(-row[None], values)
+
+
+def test_only_the_rows_asked_for_are_searched() -> None:
+    attention, values = make.attention(2, 60, 60), make.values(2, 60, 8)
+    asked = torch.zeros(2, 60, dtype=torch.bool)
+    asked[0, 5:9] = asked[1, 40] = True
+    some, every, none = (
+        alternative_attention(attention, values, rounds=rounds, rows_searched=rows)
+        for rounds, rows in ((1, asked), (1, None), (0, None))
+    )
+    assert torch.equal(some.searched, asked)
+    assert torch.allclose(some.attention[asked], every.attention[asked], atol=1e-9)
+    assert torch.equal(some.attention[~asked], none.attention[~asked])
+    assert float(some.total_variation[asked].min()) > float(none.total_variation[asked].min())

@@ -10,7 +10,8 @@ import whence
 from conformance.zoo import build
 from whence.errors import InputError
 from whence.model.load import Model
-from whence.reading.rerun.substitution import Replace, ZeroValues
+from whence.reading.rerun import substitution
+from whence.reading.rerun.substitution import Replace, ZeroValues, substitute_each
 from whence.reading.tracing import trace
 
 
@@ -101,3 +102,39 @@ def test_a_change_that_does_not_fit_is_refused(change, message):
     found = trace(Model(specimen.model), specimen.inputs)
     with pytest.raises(InputError, match=message):
         whence.substitute(found, change)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "xlnet", "bart", "gpt_oss", "deberta-v2"])
+def test_changes_side_by_side_are_each_what_they_are_alone(family):
+    specimen = build(family)
+    found = trace(Model(specimen.model), specimen.inputs)
+    name, stack = list(found.stacks.items())[-1]
+    n = stack[0].attention.shape[-1]
+    one, other = torch.zeros(n), torch.zeros(n)
+    one[:2], other[0] = 0.5, 1.0
+    changes = [
+        Replace(stack[0].index, one, 0, 3, name),
+        Replace(stack[0].index, other, 1, 3, name),
+        Replace(stack[1].index, one, 1, 2, name),
+    ]
+    together = substitute_each(found, changes)
+    assert len(together) == len(changes)
+    for mine, change in zip(together, changes, strict=True):
+        alone = whence.substitute(found, change)
+        torch.testing.assert_close(mine.final_states, alone.final_states, atol=1e-5, rtol=1e-4)
+        for layer, expected in zip(mine.trace.of(name), alone.trace.of(name), strict=True):
+            torch.testing.assert_close(layer.outputs, expected.outputs, atol=1e-5, rtol=1e-4)
+    changed = [float((m.final_states - found.final_states).abs().max()) for m in together]
+    assert min(changed) > 1e-5, "a change that nobody would notice shows nothing"
+
+
+def test_long_texts_go_one_by_one(monkeypatch):
+    specimen = build("bert")
+    found = trace(Model(specimen.model), specimen.inputs)
+    row = torch.zeros(found[0].attention.shape[-1])
+    row[0] = 1.0
+    changes = [Replace(0, row, head, 1) for head in (0, 1)]
+    together = substitute_each(found, changes)
+    monkeypatch.setattr(substitution, "TOGETHER", 1)
+    for a, b in zip(together, substitute_each(found, changes), strict=True):
+        torch.testing.assert_close(a.final_states, b.final_states, atol=1e-5, rtol=1e-4)

@@ -28,7 +28,7 @@ from whence.core.numerics.arrays import Array
 from whence.core.numerics.basis import unit_scale
 from whence.core.numerics.checks import check_pair, check_stray, shape
 from whence.core.numerics.masks import flat_index, full_mask
-from whence.core.numerics.threads import one_thread
+from whence.core.numerics.threads import one_thread, workers_for
 from whence.core.numerics.tolerances import EXACT_OUTPUT, OTHER_OUTPUT, SAME_ROW, SEARCH_GAIN, rank_eps
 from whence.errors import InputError
 from whence.results.short_repr import short_repr
@@ -67,7 +67,7 @@ def alternative_attention(
     visible: Tensor | None = None,
     rounds: int = 2,
     budget: float | None = None,
-    workers: int = 2,
+    workers: int | None = None,
     seed: int = 0,
     rows_searched: Tensor | None = None,
 ) -> AlternativeAttention:
@@ -80,7 +80,7 @@ def alternative_attention(
         rounds: search directions a row.
         budget: seconds after which it stops early; rows then keep the best found so far, each of them valid. None: no
             limit, and the same result on any machine.
-        workers: threads; HiGHS works outside Python's lock. The result does not depend on them.
+        workers: threads; None: two for long rows, one for short ones. The result does not depend on them.
         rows_searched: boolean, broadcastable to (…, n_query): rounds for these rows only; None, for all.
 
     >>> found = alternative_attention(torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[1.0], [0.0], [0.0]]))
@@ -89,7 +89,7 @@ def alternative_attention(
     """
     begin = time.monotonic()
     batch = check_pair(attention, values, visible)
-    if (budget is not None and not budget > 0) or rounds < 0 or workers < 1:
+    if (budget is not None and not budget > 0) or rounds < 0 or (workers is not None and workers < 1):
         raise InputError(f"budget={budget!r}, rounds={rounds!r}, workers={workers!r}; all must be positive.")
     limit = math.inf if budget is None else budget
     n_query, n_key = attention.shape[-2:]
@@ -150,7 +150,7 @@ def alternative_attention(
         return True
 
     completed, ended = 0, True
-    with ThreadPoolExecutor(max_workers=workers) as pool:
+    with ThreadPoolExecutor(max_workers=workers or min(2, workers_for(n_key))) as pool:
         for number in range(rounds):
             for first in range(0, n_query, _CHUNK):
                 # A chunk of every head, then the next: a head's rows come in one order, whatever the threads do; and
