@@ -181,3 +181,11 @@ def test_stacks_that_a_trace_joins_must_be_named_on_a_stream() -> None:
     streamed = whence.contributions(whence.stream(specimen.model, inputs), "alti", attention="decoder")
     collected = whence.contributions(whence.stream(specimen.model, inputs).collect(), "alti", attention="decoder")
     assert torch.allclose(streamed.values, collected.values, atol=1e-6)
+
+
+def test_a_measure_that_runs_the_model_again_says_to_collect_the_stream() -> None:
+    model, inputs = specimen_of("llama")
+    with pytest.raises(InputError, match=r"a layer of a stream.*stream\.collect\(\)"):
+        whence.contributions(stream(model, inputs), "globenc")
+    collected = whence.contributions(stream(model, inputs).collect(), "globenc")
+    torch.testing.assert_close(collected.values, whence.contributions(trace(model, inputs), "globenc").values)

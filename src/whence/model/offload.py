@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ def device_of(model: nn.Module) -> torch.device:
         device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
         if device is not None:
             return torch.device(device)
-    weights = (t for t in (*model.parameters(), *model.buffers()) if not t.is_meta)
+    weights = (t for t in chain(model.parameters(), model.buffers()) if not t.is_meta)
     return next((t.device for t in weights), torch.device("cpu"))
 
 

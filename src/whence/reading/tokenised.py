@@ -69,7 +69,7 @@ def tokens_of(tokenizer: Any, encoded: Any, index: int, text: str | None, pair: 
 
 def label_ids(model: Model, ids: Tensor) -> Tokens:
     """Tokens for bare ids: names from the tokenizer where there is one."""
-    numbers = tuple(int(i) for i in ids)
+    numbers = tuple(ids.tolist())
     if model.tokenizer is None:
         names = tuple(f"#{i}" for i in numbers)
         return Tokens(names, names, numbers)

@@ -263,7 +263,8 @@ class Trace(LayerTensors):
             raise InputError(
                 "this trace was made of tensors and has no model: trace the model itself for this."
                 if made
-                else "this trace was loaded from a file and has no model: give it with model=."
+                else "this measure runs the model again, and this trace, loaded from a file or a layer of a stream, has none: "
+                "give it with model=, or collect the stream first (stream.collect())."
             )
         if self.model is not None and model_used.model is self.model.model:
             if self.mark is not None and fingerprint(model_used.model) != self.mark:
