@@ -12,14 +12,12 @@ from torch import Tensor
 from whence.attention.heads import find_row, key_labels, row_of
 from whence.core.attention.aimed import aimed_row
 from whence.core.attention.witness import random_row_at, witness_row
-from whence.core.numerics.tolerances import SAME_ROW, output_rounding
+from whence.core.numerics.tolerances import BATCH_MATES, SAME_ROW, output_rounding
 from whence.errors import InputError
 from whence.reading.rerun.substitution import Replace, Substituted, substitute, substitute_each
 from whence.reading.trace import Trace
 from whence.results.provenance import Provenance
 from whence.results.short_repr import short_repr
-
-_MATES = 1e-3  # a text in a batch gives other final states than alone, by more than any rounding
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class RowWitness:
         ]
         together = substitute_each(self.trace, changes, model=model)
         own = relative(together[0].final_states, self.trace.final_states)
-        if own is not None and own > _MATES:  # a model in which the texts of a batch are not independent
+        if own is not None and own > BATCH_MATES:  # a model in which the texts of a batch are not independent
             return [substitute(self.trace, change, model=model) for change in changes]
         return together
 

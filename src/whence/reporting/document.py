@@ -219,7 +219,7 @@ def _begin(exact: ExactIntervals, part: _Part, judged_rows: bool) -> None:
             ]
             other, _ = part.maps(layer.index).get(head, (None, None))
             at = found.layers.index(layer.index), found.heads.index(head)
-            decided = judged[at] & (part.look.verdict.of(layer.index, head) != "do not read")
+            decided = judged[at] & (part.overview.verdict.of(layer.index, head) != "do not read")
             rows = decided | (not judged_rows)
             exact.add(part.stack.name, layer, head, keys, free, first, rows.nonzero().squeeze(-1).tolist(), other)
 
@@ -237,8 +237,8 @@ def _alternatives(part: _Part, judged_rows: bool) -> dict[int, Alternatives]:
             some = layer if len(wanted) == len(layer.heads) else layer.select(wanted)
             rows = None
             if judged_rows:
-                places = [part.look.identifiability.heads.index(h) for h in wanted]
-                rows = part.look.verdict.extra["row_verdicts"][i, places] >= int(RowVerdict.CERTAIN)
+                places = [part.overview.identifiability.heads.index(h) for h in wanted]
+                rows = part.overview.verdict.extra["row_verdicts"][i, places] >= int(RowVerdict.CERTAIN)
                 rows |= torch.tensor([(layer.index, h) in part.named for h in wanted])[:, None]
             alternatives[layer.index] = alternatives_of(some, rows)
     return alternatives

@@ -209,3 +209,7 @@ def output_rounding(dtype: torch.dtype) -> float:
     """What the model's own arithmetic can change in a head output, relative: eight eps in half precision, where the other
     row is rounded too."""
     return 1e-6 if dtype in (torch.float32, torch.float64) else 8 * torch.finfo(dtype).eps
+
+
+BATCH_MATES = 1e-3
+"""Final states of a text in a batch that are so far from those it has alone, relatively: its neighbours matter, it is no rounding."""

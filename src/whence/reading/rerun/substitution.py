@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -113,15 +114,16 @@ def substitute_each(trace: Trace, changes: Sequence[Replace], *, model: Any = No
     )
     proof, wanted = prove_model(chosen, prepared), frozenset({"outputs"})
     size = max(1, TOGETHER // max(len(stack.tokens) for stack in trace.stacks.values()))
-    found = []
+    outcomes = []
     for first in range(0, len(changes), size):
         some = [edits_by_call(trace, proof, [change]) for change in changes[first : first + size]]
-        together = repeated(prepared.inputs, len(some)), len(some), wanted, _side_by_side(some)
-        outcome = guarded(chosen.model, lambda given=together: run(chosen, proof, *given))
+        copies, edits = repeated(prepared.inputs, len(some)), _side_by_side(some)
+        work = partial(run, chosen, proof, copies, len(some), wanted, edits)
+        outcome = guarded(chosen.model, work)
         for row in range(len(some)):
             changed = trace_of_row(chosen, proof, outcome, row, prepared, wanted)
-            found.append(Substituted(changed.logits, changed.final_states, changed))
-    return found
+            outcomes.append(Substituted(changed.logits, changed.final_states, changed))
+    return outcomes
 
 
 def _side_by_side(edits: Sequence[Mapping[int, Sequence[Edit]]]) -> dict[int, list[Edit]]:
