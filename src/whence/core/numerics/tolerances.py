@@ -212,4 +212,4 @@ def output_rounding(dtype: torch.dtype) -> float:
 
 
 BATCH_MATES = 1e-3
-"""Final states of a text in a batch that are so far from those it has alone, relatively: its neighbours matter, it is no rounding."""
+"""A text's final states in a batch and alone, relatively: so far apart, its neighbours matter, and it is no rounding."""
