@@ -11,7 +11,8 @@
 #   make mutate       change core one operator at a time: do the tests notice? MUTATE="core/attention/bounds.py --most 20"
 #   make test-lowest  core, reading and mixing on the lowest versions that pyproject.toml allows
 #   make test-newest  the test suite on the newest versions, but for torch
-#   make lock         requirements.lock made again   make audit        its packages, looked up for known holes
+#   make lock         requirements.lock made again (LOCK=--upgrade: with the newest versions)
+#   make audit        its packages, looked up for known holes
 #   make dist         the wheel, the source and the software bill of materials, in dist/
 #   make clean        remove the virtual environment and the caches
 #
@@ -131,7 +132,7 @@ test-newest:
 
 lock: | venv
 	$(BIN)/python -m pip install --disable-pip-version-check -q uv
-	scripts/lock $(BIN)/uv
+	scripts/lock $(BIN)/uv $(LOCK)
 
 audit: | venv
 	$(BIN)/python -m pip install --disable-pip-version-check -q pip-audit

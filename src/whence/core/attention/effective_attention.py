@@ -129,7 +129,9 @@ def _shared(
         check_finite("attention", attention)
         result.copy_(attention if keys is None else attention.masked_fill(~keys.unsqueeze(-2), 0.0))
         return
-    q = basis.q.to(work).reshape(*own_batch, *basis.q.shape[-2:])
+    # A row of zeros in V may come out of the factorisation with a rounding error in its place.
+    clean = basis.q if valid is None else basis.q.masked_fill(~valid.unsqueeze(-1), 0.0)
+    q = clean.to(work).reshape(*own_batch, *basis.q.shape[-2:])
     weights = attention.to(work)
     use_output = outputs is not None and bool((basis.regular & (basis.spread < OUTPUT_SPREAD)).all())
     if use_output and outputs is not None:
