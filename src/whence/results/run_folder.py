@@ -44,9 +44,9 @@ def run_folder(path: str | Path, identity: RunIdentity, *, state: Sequence[str] 
     folder = make_folder(path)
     place = folder / NAME
     if not place.exists():
-        if there := sorted(str(one.relative_to(folder)) for glob in state for one in folder.glob(glob)):
+        if taken := sorted(str(one.relative_to(folder)) for glob in state for one in folder.glob(glob)):
             raise InputError(
-                f"{str(folder)!r} holds {there[0]!r}, which the run would write, and no {NAME} says whose it is: the state "
+                f"{str(folder)!r} holds {taken[0]!r}, which the run would write, and no {NAME} says whose it is: the state "
                 "of an unknown run, or something of yours. Give another folder."
             )
         remove_parts(folder)
