@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -142,6 +143,22 @@ def test_unproved_wiring_is_refused_with_the_reason(zoo: Zoo) -> None:
 def test_selected_heads_are_not_the_whole_state(zoo: Zoo) -> None:
     with pytest.raises(WiringError, match="use the whole trace"):
         whence.contributions(zoo("bert").select(heads=[0]), "alti")
+
+
+@pytest.mark.parametrize("method", ["value-zeroing", "decompx", "hidden token attribution", "gradient-rollout"])
+def test_what_runs_whole_layers_refuses_selected_heads(zoo: Zoo, method: str) -> None:
+    """Every head's part would be in the numbers, under the name of one."""
+    one = zoo("bert").select(heads=[1])
+
+    def run() -> Any:
+        if method == "hidden token attribution":
+            return whence.hidden_token_attribution(one)
+        if method == "gradient-rollout":
+            return whence.attribute(one.model, one, method, position=2)
+        return whence.contributions(one, method)
+
+    with pytest.raises(InputError, match=f"{method} is of all 4 heads of a layer together, and this trace holds 1 of"):
+        run()
 
 
 def test_wrong_options_say_what_there_is(zoo: Zoo) -> None:

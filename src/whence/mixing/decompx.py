@@ -51,6 +51,7 @@ def decompx(
         )
     chosen = trace.with_model(model)
     proof = prove_model(chosen, Prepared(dict(trace.inputs), trace.tokens))
+    proof.refuse_chosen_heads(stack, "decompx")
     readings = read_blocks(chosen, proof, trace.inputs)
     parts = torch.zeros(n, n, width, dtype=dtype)  # (hidden, input, d)
     torch.diagonal(parts, dim1=0, dim2=1).copy_(stack.layers[0].block_input.T)

@@ -29,6 +29,7 @@ def gradient_rollout(prediction: Prediction, *, output: str = "logit") -> TokenS
         raise InputError(f"gradient-rollout reads one stack, and this trace has {', '.join(trace.stacks)}.")
     trace.follow("gradient-rollout")
     proof = prove_model(model, Prepared(dict(trace.inputs), trace.tokens))
+    proof.refuse_chosen_heads(stack, "gradient-rollout")
     recorder = AttentionRecorder(keep=lambda _: frozenset({"attention"}))
     inputs = accepted(model.model, on_device(model, trace.inputs))
     with (

@@ -43,6 +43,7 @@ def value_zeroing(
     trace, chosen, settings = in_float32(trace, trace.with_model(model))
     stack = single(trace, attention, "value-zeroing")
     proof = prove_model(chosen, Prepared(dict(trace.inputs), trace.tokens))
+    proof.refuse_chosen_heads(stack, "value-zeroing")
     wanted = {layer.index for layer in stack}
     sites = [site for site in proof.of(stack.name) if site.layer in wanted]
     n = len(stack.tokens)

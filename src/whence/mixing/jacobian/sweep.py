@@ -66,6 +66,7 @@ class Sweep:
 def prepare(trace: Trace, model: Model, stack: Stack, budget: int, count: int) -> Sweep:
     """The fastest way through this trace that is proved to be right."""
     proof = prove_model(model, Prepared(dict(trace.inputs), trace.tokens))
+    proof.refuse_chosen_heads(stack, "hidden token attribution")
     words = word_start(trace, model, proof, stack)
     runner = Runner(model, proof, dict(trace.inputs), proof.of(stack.name)[: len(stack)], stack.layers, words)
     if operation := _without_forward_mode(runner):

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from whence.core.numerics.tolerances import state_agreement
-from whence.errors import ModelError
+from whence.errors import InputError, ModelError
 from whence.model.memory import remembered
 from whence.reading.capture.attach import FUNCTION_MODE, INTERFACE, accepted, attached
 from whence.reading.capture.function_mode import AttentionMode
@@ -32,6 +32,9 @@ from whence.reading.wiring.op_graph import OpGraph, deviation, walk
 from whence.reading.wiring.proof_inputs import check_weights, kind_of, long_enough
 from whence.reading.wiring.sites import AttentionSite, number_sites, read_site, tested
 from whence.results.short_repr import short_repr
+
+if TYPE_CHECKING:
+    from whence.reading.trace import Stack
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,15 @@ class Proof:
         if len(self.stacks) == 1 and stack != "cross":
             return self.sites
         return tuple(site for site in self.sites if site.stack == stack)
+
+    def refuse_chosen_heads(self, stack: Stack, what: str) -> None:
+        """Refuse what runs whole layers again on a trace of some heads: it would speak of the others, too."""
+        for layer in stack:
+            if len(layer.heads) != (heads := self.site(stack.name, layer.index).heads):
+                raise InputError(
+                    f"{what} is of all {heads} heads of a layer together, and this trace holds {len(layer.heads)} of layer "
+                    f"{layer.index}: give the whole trace."
+                )
 
     def site(self, stack: str, layer: int) -> AttentionSite:
         """The call behind one layer of a trace."""
