@@ -9,7 +9,6 @@ Pinter's *trained* adversary is left out: it is another model, with other weight
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from whence.faithful.question import TextQuestion, prepared_text, units_of
 from whence.mixing.gradients import gradient
 from whence.mixing.prediction import prediction_of
 from whence.model.load import Model, as_model
+from whence.reading.encodings import sequences_given
 from whence.reading.rerun.substitution import Replace, substitute
 from whence.reading.tokenised import unknown_id
 from whence.reading.trace import Layer, Trace
@@ -138,7 +138,7 @@ class AttentionControls:
 
 def attention_controls(
     model: Any,
-    texts: Sequence[str] | str,
+    texts: Any,
     permutations: int = 100,
     *,
     tolerance: float = 0.01,
@@ -155,7 +155,7 @@ def attention_controls(
     chosen = as_model(model)
     if permutations < 1:
         raise InputError(f"permutations={permutations}: give 1 or more.")
-    given = [texts] if isinstance(texts, str) else list(texts)
+    given = sequences_given(chosen, texts)
     if not given:
         raise InputError("no texts were given.")
     if not 0 < tolerance < 1:
@@ -166,12 +166,20 @@ def attention_controls(
             f"trained_uniform={control.name!r} was not trained with uniform attention: make one with whence train "
             "--variant uniform on the same data."
         )
-    found = tuple(_controls(chosen, t, permutations, tolerance, control, budget, seed) for t in given)
+    found = tuple(
+        _controls(chosen, s[0] if len(s) == 1 else s, permutations, tolerance, control, budget, seed) for s in given
+    )
     return AttentionControls(found, permutations, tolerance)
 
 
 def _controls(
-    model: Any, text: str, permutations: int, tolerance: float, control: Model | None, budget: float | None, seed: int
+    model: Any,
+    text: str | tuple[str, ...],
+    permutations: int,
+    tolerance: float,
+    control: Model | None,
+    budget: float | None,
+    seed: int,
 ) -> TextControls:
     prepared = prepared_text(model, text)
     found = trace(model, prepared)
@@ -218,7 +226,7 @@ def _controls(
     lost = np.abs(whole - engine.outputs(question, "drop", [1 << u for u in range(len(units))]))
     attended, sloped = units.gather(attention), units.gather(slopes)
     return TextControls(
-        text=text,
+        text=text if isinstance(text, str) else " / ".join(text),
         permuted_row=float(np.median(rows)),
         permuted_all=float(np.median(everything)),
         uniform_last=_tvd(own, in_last),
@@ -280,7 +288,7 @@ def _nearly_equal(layer: Layer, query: int, tolerance: float, seed: int) -> Tens
     return torch.stack(rows)
 
 
-def _label(model: Model, text: str) -> int:
+def _label(model: Model, text: str | tuple[str, ...]) -> int:
     prepared = prepared_text(model, text)
     question = TextQuestion(prepared, units_of(prepared, "token", None), None, 0)
     return int(Engine(model).whole(question).argmax())

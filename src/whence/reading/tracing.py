@@ -12,10 +12,13 @@ from whence.errors import InputError
 from whence.model.load import Model, as_model
 from whence.model.memory import remembered
 from whence.reading.capture.untouched import guarded
+from whence.reading.datasets import dataset_rows, is_dataset
+from whence.reading.encodings import is_encoding
 from whence.reading.generation import chat_text, is_chat, with_continuation
 from whence.reading.inputs import Prepared, beginning, pad_together, prepare
 from whence.reading.rerun.run import prove_model, run
 from whence.reading.same_computation import check_outputs
+from whence.reading.texts import Texts
 from whence.reading.trace import KEEP, Trace
 from whence.reading.trace_of_row import trace_of_row
 from whence.reading.wiring.op_graph import deviation
@@ -155,12 +158,25 @@ def traces(
     chosen, wanted = as_model(model), kept_parts(keep)
     if isinstance(texts, str):
         raise InputError("traces takes several texts; give one as a list, or use whence.trace.")
-    source = iter(texts)
+    if is_encoding(texts):  # one batch already
+        made = trace(chosen, texts, keep=wanted, batch_size=batch_size)
+        yield from (one.copied() for one in (made if isinstance(made, list) else [made]))
+        return
+    source = _one_by_one(texts)
     while window := list(islice(source, WINDOW * batch_size)):
         made = trace(chosen, window, keep=wanted, truncate=truncate, batch_size=batch_size)
         made.reverse()
         while made:
             yield made.pop().copied()
+
+
+def _one_by_one(texts: Any) -> Iterator[Any]:
+    """Each text of what was given; rows of a data set are texts or pairs."""
+    if is_dataset(texts):
+        return (row if len(row) > 1 else row[0] for row in dataset_rows(texts))
+    if isinstance(texts, Texts):
+        return (row if len(row) > 1 else row[0] for row in texts.sequences)
+    return iter(texts)
 
 
 def collected(model: Model, prepared: Prepared) -> Trace:

@@ -10,6 +10,7 @@ from typing import Any
 from whence.errors import InputError
 from whence.model.identity import model_hashes
 from whence.model.load import as_model
+from whence.reading.encodings import encoded_texts, is_encoding
 from whence.results.progress import Progress, Say, shown
 from whence.results.run_folder import run_folder
 from whence.results.run_identity import RunIdentity, hash_texts
@@ -67,6 +68,8 @@ def survey(
     settings = SurveySettings(
         chosen_measures(measures, without), epsilon, rows, probes, truncate, attention, shard_size
     )
+    if is_encoding(texts):
+        texts = encoded_texts(as_model(model), texts)
     corpus = corpus_of(texts, text, pair=pair, format=format, split=split, limit=limit)
     total, digest = _read_once(corpus)
     chosen = as_model(model)

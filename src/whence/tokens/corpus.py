@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from whence.errors import InputError
 from whence.model.load import Model
-from whence.reading.datasets import dataset_rows, is_dataset
+from whence.reading.encodings import sequences_given
 from whence.reading.tokenised import position_limit
 from whence.tokens.split import FEWEST
 
@@ -32,7 +32,7 @@ def corpus(model: Model, texts: Any, *, truncate: bool = False) -> Corpus:
     """
     left_out = dict.fromkeys((EMPTY, DUPLICATE, NO_TOKENS, ONE_TOKEN), 0)
     kept: dict[tuple[str, ...], None] = {}
-    for sequence in _sequences(texts):
+    for sequence in _sequences(model, texts):
         if not all(text.strip() for text in sequence):
             left_out[EMPTY] += 1
         elif sequence in kept:
@@ -67,20 +67,13 @@ def corpus(model: Model, texts: Any, *, truncate: bool = False) -> Corpus:
     return Corpus(tuple(s for _, s in chosen), tuple(n for n, _ in chosen), left_out)
 
 
-def _sequences(texts: Any) -> Iterable[tuple[str, ...]]:
+def _sequences(model: Model, texts: Any) -> list[tuple[str, ...]]:
     """Each text as a tuple: (text,) or (text, text_pair)."""
     if isinstance(texts, (str, os.PathLike)):
         raise InputError(
             f"texts={str(texts)!r:.80} is one string: give a list of texts, or read a file: whence.read_texts(path)."
         )
-    texts = dataset_rows(texts) if is_dataset(texts) else getattr(texts, "sequences", texts)
-    if not isinstance(texts, Iterable):
-        raise InputError(f"texts must be a list of texts or of pairs of texts, not a {type(texts).__name__}.")
-    for i, text in enumerate(texts):
-        sequence = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, (tuple, list)) else ()
-        if not 1 <= len(sequence) <= 2 or not all(isinstance(part, str) for part in sequence):
-            raise InputError(f"text {i} is {text!r:.80}; each must be a text or a pair of texts.")
-        yield sequence
+    return sequences_given(model, texts)
 
 
 def _tokenised(model: Model, texts: list[tuple[str, ...]], truncate: bool) -> list[tuple[tuple[int, ...], int]]:

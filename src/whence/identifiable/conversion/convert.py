@@ -29,6 +29,7 @@ from whence.identifiable.conversion.tied_key import Projections, fold, projectio
 from whence.identifiable.conversion.windows import WindowedTexts, batch, tokenise
 from whence.identifiable.statement import LayerFacts, Statement, facts_of, state
 from whence.model.load import Model, as_model
+from whence.reading.encodings import sequences_given
 from whence.results.progress import Progress, Say
 from whence.results.provenance import Provenance
 
@@ -37,10 +38,10 @@ FITTING_TEXTS = 64  # windows for the closed form
 
 def tie_keys(
     model: Any,
-    texts: Sequence[str],
+    texts: Any,
     steps: int = 400,
     *,
-    held_out: Sequence[str] | None = None,
+    held_out: Any = None,
     probes: Sequence[Probe] = (),
     learning_rate: float = 3e-4,
     tokens: int = 1024,
@@ -60,7 +61,8 @@ def tie_keys(
 
     Every key projection becomes K = V·M, M fitted per head in closed form to the attention logits on `texts`; then
     `steps` steps of distillation bring the hidden states back (`tokens` tokens in a batch, texts of all lengths up to
-    `max_length`, the model's own maximum by default). `steps=0`: the closed form alone. `held_out`: texts to measure
+    `max_length`, the model's own maximum by default). `steps=0`: the closed form alone. `texts`: a list, a data set or an
+    encoding; the second texts of pairs count as texts of their own. `held_out`: texts to measure
     fidelity on; None: a tenth of `texts` is set aside. `probes`: labelled data for linear probes. `start`: an earlier
     conversion of the same model to go on from, in place of the closed form. `embedding_weight`: how much the embedding
     of a whole text counts beside its hidden states. `experimental`: convert a decoder; without rotary positions (ALiBi,
@@ -83,7 +85,9 @@ def tie_keys(
     if chosen.tokenizer is None:
         raise InputError(f"{chosen.name} came without a tokenizer: give whence.Model(model, tokenizer).")
     limit = _limit(chosen, max_length)
-    fitting, kept = _set_aside(list(texts), held_out, seed)
+    fitting, kept = _set_aside(
+        _single_texts(chosen, texts), None if held_out is None else _single_texts(chosen, held_out), seed
+    )
     corpus, measured = (tokenise(chosen.tokenizer, part, limit, truncate=truncate) for part in (fitting, kept))
     say = say or (lambda _: None)
     where = None if checkpoint is None else Path(checkpoint)
@@ -173,6 +177,11 @@ def _copy_weights(start: Model, into: nn.Module, name: str) -> None:
     except RuntimeError as problem:
         said = " ".join(str(problem).split())[:200]
         raise InputError(f"start={start.name!r} is no conversion of {name!r}: {said}") from problem
+
+
+def _single_texts(model: Model, given: Any) -> list[str]:
+    """Every text by itself, the second ones of pairs too: windows are cut from single texts."""
+    return [text for sequence in sequences_given(model, given) for text in sequence]
 
 
 def _set_aside(texts: list[str], held_out: Sequence[str] | None, seed: int) -> tuple[list[str], list[str]]:
