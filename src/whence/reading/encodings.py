@@ -28,13 +28,13 @@ def sequences_given(model: Model, given: Any) -> list[tuple[str, ...]]:
         given = [given]
     if not isinstance(given, Iterable):
         raise InputError(f"texts is a {type(given).__name__}: give a list of texts, a data set or an encoding.")
-    found = []
+    sequences = []
     for i, one in enumerate(given):
         sequence = (one,) if isinstance(one, str) else tuple(one) if isinstance(one, (tuple, list)) else ()
         if not 1 <= len(sequence) <= 2 or not all(isinstance(part, str) for part in sequence):
             raise InputError(f"text {i} is {one!r:.80}; each must be a text or a pair of texts.")
-        found.append(sequence)
-    return found
+        sequences.append(sequence)
+    return sequences
 
 
 def encoded_texts(model: Model, given: Any) -> list[tuple[str, ...]]:
@@ -51,7 +51,7 @@ def encoded_texts(model: Model, given: Any) -> list[tuple[str, ...]]:
         )
     ids, mask = _rows(data["input_ids"]), _rows(data.get("attention_mask"))
     second = _rows(data.get("token_type_ids"))
-    found = []
+    sequences = []
     for i, row in enumerate(ids):
         seen = range(len(row)) if not mask else [j for j, real in enumerate(mask[i]) if real]
         real = [row[j] for j in seen]
@@ -63,8 +63,8 @@ def encoded_texts(model: Model, given: Any) -> list[tuple[str, ...]]:
             raise InputError(
                 f"row {i} of the encoding reads {' '.join(texts)!r:.60}, which gives other ids again: give the texts themselves."
             )
-        found.append(texts)
-    return found
+        sequences.append(texts)
+    return sequences
 
 
 def _rows(ids: Any) -> list[list[int]]:
