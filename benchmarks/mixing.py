@@ -5,7 +5,7 @@ ALTI:   the head-expanded formula ((head, n, n, d) vectors, as public implementa
         top; many texts in one call against one call for each.
 HTA:    a backward pass per output number (timed on a sample of outputs in every layer, and scaled) against exact folded
         forward mode, against whence's fallback for models that cannot be folded, and against 16 probes.
-Zero:   value zeroing against one forward pass of the model per token and layer.
+Zero:   value zeroing and DecompX against their authors' own loops, written again from their descriptions.
 
 One thread; seconds are processor time, the smaller of the repeats.
 """
@@ -286,16 +286,81 @@ def compare_hta(model: whence.Model, lengths: list[int], sample: int) -> None:
         )
 
 
-def compare_zeroing(model: whence.Model, lengths: list[int]) -> None:
-    print("\nValue zeroing, all layers, against one forward pass per token and layer (timed once, scaled)")
-    print(f"{'n':>5} {'passes s':>9} {'whence s':>9} {'ratio':>6}")
+def zeroing_loop(model: whence.Model, trace: Trace) -> None:
+    """The authors' way, from its description: for every layer and token the layer alone is run on its own input, with
+    that token's value set to zero in all heads, one token at a time; then 1 − cos with the layer's output, rows / sums."""
+    for layer, block in zip(trace.of(), model.model.encoder.layer, strict=True):
+        n, scores = len(trace.tokens), []
+        value = block.attention.self.value
+        for j in range(n):
+
+            def without(_module: Any, _args: Any, output: Tensor, at: int = j) -> Tensor:
+                output[:, at] = 0.0
+                return output
+
+            handle = value.register_forward_hook(without)
+            changed = block(layer.block_input[None])
+            handle.remove()
+            changed = changed[0] if isinstance(changed, tuple) else changed
+            scores.append(1 - torch.nn.functional.cosine_similarity(changed.reshape(n, -1), layer.block_output, dim=-1))
+        matrix = torch.stack(scores, 1)
+        matrix / matrix.sum(-1, keepdim=True)
+
+
+def decompx_loop(model: whence.Model, trace: Trace) -> None:
+    """The authors' way, from its description: all vectors (hidden, input, d) through every layer as whole tensors, the
+    biases shared out by absolute dot products, the feed-forward vectors (hidden, input, 4d) of all positions at once."""
+
+    def shared(parts: Tensor, bias: Tensor) -> Tensor:
+        weights = (parts @ bias).abs()
+        weights = weights / weights.sum(-1, keepdim=True)
+        return parts + weights[..., None] * bias
+
+    def normed(norm: Any, parts: Tensor) -> Tensor:
+        whole = parts.sum(1)
+        centred = parts - parts.mean(-1, keepdim=True)
+        scale = (whole.var(-1, unbiased=False) + norm.eps).sqrt()
+        return shared(norm.weight * centred / scale[:, None, None], norm.bias)
+
+    first = trace[0].block_input
+    n, d = first.shape
+    parts = torch.zeros(n, n, d)
+    parts[torch.arange(n), torch.arange(n)] = first
+    for layer, block in zip(trace.of(), model.model.encoder.layer, strict=True):
+        attention, own = layer.attention, block.attention
+        heads, size = attention.shape[0], d // attention.shape[0]
+        values = (
+            (parts @ own.self.value.weight.T).view(n, n, heads, size).permute(2, 1, 0, 3)
+        )  # (head, input, key, d_v)
+        mixed = torch.einsum("hij,huje->iuhe", attention, values).reshape(n, n, d)
+        constant = own.self.value.bias @ own.output.dense.weight.T + own.output.dense.bias
+        parts = normed(own.output.LayerNorm, shared(mixed @ own.output.dense.weight.T + parts, constant))
+        inner = shared(parts @ block.intermediate.dense.weight.T, block.intermediate.dense.bias)
+        whole = inner.sum(1)
+        inner = inner * (torch.nn.functional.gelu(whole) / whole)[:, None]
+        out = shared(inner @ block.output.dense.weight.T, block.output.dense.bias)
+        parts = normed(block.output.LayerNorm, out + parts)
+        lengths = parts.norm(dim=-1)
+        lengths / lengths.sum(-1, keepdim=True)
+        if layer.index == len(trace) - 1:
+            torch.testing.assert_close(parts.sum(1), layer.block_output, atol=1e-3, rtol=1e-3)
+
+
+def compare_loops(model: whence.Model, lengths: list[int], repeats: int) -> None:
+    """Value zeroing and DecompX against their authors' own loops, written again from their descriptions."""
+    print("\nValue zeroing and DecompX, all layers, against the authors' own loops")
+    print(
+        f"{'n':>5} {'zeroing loop s':>15} {'whence s':>9} {'ratio':>6} {'DecompX loop s':>15} {'whence s':>9} {'ratio':>6}"
+    )
     for n in lengths:
-        trace, inputs = traced(model, n), inputs_of(n)
-        with torch.no_grad():
-            one = seconds(lambda i=inputs: model.model(**i), 5)
-        mine = seconds(lambda t=trace: contributions(t, "value-zeroing"), 1)
-        passes = one * n * len(trace)
-        print(f"{n:>5} {passes:>9.2f} {mine:>9.2f} {passes / mine:>5.1f}x", flush=True)
+        trace = traced(model, n)
+        line = f"{n:>5}"
+        for name, loop in (("value-zeroing", zeroing_loop), ("decompx", decompx_loop)):
+            with torch.no_grad():
+                theirs = min(seconds(lambda t=trace, f=loop: f(model, t), 1) for _ in range(repeats))
+            mine = min(seconds(lambda t=trace, m=name: contributions(t, m), 1) for _ in range(repeats))
+            line += f" {theirs:>15.2f} {mine:>9.2f} {theirs / mine:>5.2f}x"
+        print(line, flush=True)
 
 
 def main() -> None:
@@ -315,7 +380,7 @@ def main() -> None:
     if options.only in (None, "alti"):
         compare_alti(model, options.lengths, options.repeats)
     if options.only in (None, "zero"):
-        compare_zeroing(model, [n for n in options.lengths if n <= 128])
+        compare_loops(model, [n for n in options.lengths if n <= 128], 1)
     if options.only in (None, "hta"):
         compare_hta(model, options.hta_lengths, options.sample)
 
