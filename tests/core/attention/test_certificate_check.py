@@ -100,6 +100,23 @@ def test_a_changed_number_is_noticed(certificate: Certificate, case: str) -> Non
     assert not dataclasses.replace(certificate, **{name: change(getattr(certificate, name))}).check()
 
 
+@pytest.mark.parametrize("order", [[0, 1, 3, 2], [3, 2, 1, 0]])
+def test_the_heaviest_key_comes_first(certificate: Certificate, order: list[int]) -> None:
+    """Every proof goes with its key: only the order is wrong."""
+    names = ("keys", "lower", "upper", "lower_duals", "upper_duals")
+    moved = {name: getattr(certificate, name)[order] for name in names}
+    assert not dataclasses.replace(certificate, **moved).check()
+    assert dataclasses.replace(
+        certificate, **{name: getattr(certificate, name)[[0, 1, 2, 3]] for name in names}
+    ).check()
+
+
+def test_a_gap_is_that_of_a_difference(certificate: Certificate) -> None:
+    """Without a dual x_i + x_j ≥ 0 is proved, up to rounding; x_i − x_j ≥ 0 is not."""
+    gaps, duals = torch.full_like(certificate.gaps, -5e-14), torch.zeros_like(certificate.pair_duals)
+    assert not dataclasses.replace(certificate, gaps=gaps, pair_duals=duals).check()
+
+
 def test_an_interior_is_an_alternative(certificate: Certificate) -> None:
     elsewhere = changed(changed(certificate.interior, 0, 0.5), 1, 0.0)
     assert not dataclasses.replace(certificate, interior=elsewhere / elsewhere.sum()).check()
