@@ -199,3 +199,23 @@ def test_errors_say_what_to_do() -> None:
             effective_attention(*pair)
         with pytest.raises(InputError, match="1 NaN or infinite"):
             effective_attention(*pair, visible=torch.ones(6, 6, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("visible", [None, make.causal(7)])
+def test_heads_in_chunks_are_heads_at_once(
+    monkeypatch: pytest.MonkeyPatch, known: bool, visible: Tensor | None
+) -> None:
+    """Five heads, two at a time; outputs by head, or one for all, which go at once."""
+    attention, values = (
+        make.attention(5, 7, 7, visible=visible, dtype=torch.float64),
+        make.values(5, 7, 3, dtype=torch.float64),
+    )
+    outputs = attention @ values if known else None
+    whole = effective_attention(attention, values, visible=visible, outputs=outputs)
+    monkeypatch.setattr("whence.core.attention.effective_attention._CHUNK", 2 * 7 * 3)
+    torch.testing.assert_close(effective_attention(attention, values, visible=visible, outputs=outputs), whole)
+    for head in range(5):
+        own = None if outputs is None else outputs[head]
+        one = effective_attention(attention[head], values[head], visible=visible, outputs=own)
+        torch.testing.assert_close(whole[head], one)
