@@ -61,3 +61,12 @@ def test_xarray_gets_values_labels_and_origin(trace: whence.Trace, monkeypatch: 
     monkeypatch.setitem(sys.modules, "xarray", None)
     with pytest.raises(MissingExtraError, match="pip install xarray"):
         found.to_xarray()
+
+
+def test_xarray_itself(trace: whence.Trace) -> None:
+    pytest.importorskip("xarray", reason="not a dependency: pip install xarray")
+    found = whence.effective_attention(trace)
+    array = found.to_xarray()
+    assert array.dims == ("layer", "head", "query", "key")
+    assert np.array_equal(array.sel(layer=2, head=3).values, found.values[2, 3].numpy())
+    assert array["key_token"].values.tolist() == list(trace.tokens)

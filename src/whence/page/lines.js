@@ -45,7 +45,7 @@
 
   function lines(stack, place, heads) {
     const part = data.stacks[stack], n = part.tokens.length, m = part.keys.length;
-    const svg = draw("svg", { width: 2 * LEFT + GAP, height: ROW * (Math.max(n, m) + 1), role: "img", "aria-label": "attention as lines" });
+    const svg = draw("svg", { width: 2 * LEFT + GAP, height: ROW * (Math.max(n, m) + 1), role: "group", "aria-label": "attention as lines" });
     const weights = tensor("weights", stack, place), certain = part.certified ? tensor("certain", stack, place) : null;
     const group = draw("g", {});
     for (const head of heads) {
