@@ -65,6 +65,22 @@ def test_a_linear_adapter_is_read_as_the_merged_model(family, kind):
     same(*both(family, adapted))
 
 
+@pytest.mark.parametrize(
+    "targets", [["k_proj"], ["v_proj", "o_proj"], ["lm_head", "down_proj"], ["embed_tokens", "q_proj"]]
+)
+def test_an_adapted_decoder_keeps_no_cache(targets):
+    """PEFT's forward does not name use_cache, and a cache would stand between the values and their linear map."""
+    torch.manual_seed(0)
+    model = build("llama").model
+    model.config.use_cache = True
+    config = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=targets == ["embed_tokens", "q_proj"])
+    adapted = peft.get_peft_model(model, config)
+    for name, weight in adapted.named_parameters():
+        if "lora" in name:
+            weight.data.add_(0.1 * torch.randn_like(weight))
+    same(*both("llama", adapted))
+
+
 def test_learned_factors_are_part_of_the_projection():
     torch.manual_seed(0)
     adapted = peft.get_peft_model(build("llama").model, KINDS["ia3"](["k_proj", "v_proj", "o_proj", "down_proj"]))
