@@ -159,3 +159,10 @@ def test_the_dimension_is_that_of_the_support() -> None:
     assert dimension_of(values, 4, 1e-9, every, EPS) == 9 - 1
     assert dimension_of(values, 4, 1e-9, some, EPS) == 9 - 1
     assert outside_cost(4, np.array([1, 3])).tolist() == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_equal_values_leave_everything_but_the_sum_free() -> None:
+    certificate = certify_row(make.attention(6, dtype=torch.float64), torch.ones(6, 2, dtype=torch.float64))
+    assert np.isnan(certificate.condition)
+    assert (certificate.rank, certificate.dimension) == (1, 5)
+    assert certificate.check()
