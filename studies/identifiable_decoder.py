@@ -230,6 +230,14 @@ def write() -> None:
     lines += [
         f"| {said} (`{a}` − `{b}`) | {contrast(bits, a, b)} | {contrast(recall, a, b)} |" for a, b, said in CONTRASTS
     ]
+    learned = [v for v, a in recall.items() if a and max(a.values()) > 2 / RECALL["pairs"]]
+    lines += [
+        "",
+        (
+            f"Recall was learned within these steps, in one seed or more, only by: {', '.join(learned) or 'none'}. Where "
+            "nothing was learned the differences say nothing about what a longer training would give."
+        ),
+    ]
     lengths = " / ".join(map(str, LENGTHS))
     lines += [
         "",
@@ -274,6 +282,12 @@ def write() -> None:
         width = " / ".join(f"{sum(r['width'] for r in n) / len(n):.3f}" for n in at)
         lines.append(f"| {variant} | {second} | {width} |")
     lines += [
+        "",
+        (
+            "At 32 tokens, fewer than d_v + 1, a row is unique unless the values themselves are dependent. In layer 0 of `rope` "
+            "they are: a token that stands twice has the same value twice and, turned, two different keys. The second rows of "
+            "`rope` at 32 tokens are those of layer 0; with turned values there are none."
+        ),
         "",
         (
             "`rope`: rotary positions, free keys, values as they are. `rope-rotary-values`: values turned like keys and the "

@@ -2,7 +2,7 @@
 
 Writes docs/studies/rope-conversion.md.
 
-    python studies/rope_conversion.py [--steps 1200] [--write]
+    python studies/rope_conversion.py [--steps 400] [--write]
 
 stories15M (Llama, 6 × 288) becomes an `IdentifiableForCausalLM`: its old key is key and value, the output projections are
 fitted, and the blocks are distilled on stories sampled from the original. Under $WHENCE_WORK the sampled stories and a
@@ -100,7 +100,7 @@ def write() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
