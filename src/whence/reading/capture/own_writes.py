@@ -34,11 +34,11 @@ class _WriteWatch(TorchFunctionMode):
     @cached_property
     def weights(self) -> dict[int, list[tuple[str, Tensor]]]:
         """The weights by their storage, which several may share. Looked up when something is first written to."""
-        found: dict[int, list[tuple[str, Tensor]]] = {}
+        by_storage: dict[int, list[tuple[str, Tensor]]] = {}
         for name, weight in self.model.named_parameters():
             if not weight.is_meta and weight.layout is torch.strided:
-                found.setdefault(weight.untyped_storage().data_ptr(), []).append((name, weight))
-        return found
+                by_storage.setdefault(weight.untyped_storage().data_ptr(), []).append((name, weight))
+        return by_storage
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
