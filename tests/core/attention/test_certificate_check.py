@@ -80,9 +80,9 @@ TAMPERED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "a gap too wide": ("gaps", lambda x: changed(x, -1, 1e-6)),
     "a gap too narrow": ("gaps", lambda x: changed(x, 0, -1e-3)),
     "a bound too high": ("bound_lower", lambda x: changed(x, 7, 1e-6)),
-    "a bound too low": ("bound_lower", lambda x: x - 0.1),
+    "a bound too low": ("bound_lower", lambda x: changed(x, 7, -1e-3)),
     "an upper bound too low": ("bound_upper", lambda x: changed(x, 7, -1e-6)),
-    "an upper bound too high": ("bound_upper", lambda x: x + 0.1),
+    "an upper bound too high": ("bound_upper", lambda x: changed(x, 7, 1e-3)),
     "a bound on a hidden key": ("bound_upper", last_hidden(0.1)),
     "a lower bound on a hidden key": ("bound_lower", last_hidden(0.1)),
     "a rank too high": ("rank", lambda x: x + 1),
@@ -120,6 +120,17 @@ def test_a_gap_is_that_of_a_difference(certificate: Certificate) -> None:
 def test_an_interior_is_an_alternative(certificate: Certificate) -> None:
     elsewhere = changed(changed(certificate.interior, 0, 0.5), 1, 0.0)
     assert not dataclasses.replace(certificate, interior=elsewhere / elsewhere.sum()).check()
+
+
+def test_no_coordinate_of_the_output_may_move() -> None:
+    row, values = make.attention(24, seed=3, dtype=torch.float64), make.values(24, 5, dtype=torch.float64)
+    certificate = certify_row(row, values)
+    fixed = torch.cat(
+        [values[:, 1:], torch.ones(24, 1, dtype=torch.float64)], 1
+    )  # all coordinates but the first, and the sum
+    move = values[:, 0] - fixed @ torch.linalg.lstsq(fixed, values[:, :1]).solution[:, 0]
+    interior = certificate.interior + 0.1 * certificate.interior.min() * move / move.abs().max()
+    assert not dataclasses.replace(certificate, interior=interior).check()
 
 
 def test_the_keys_beyond_the_support_are_proved_to_have_no_weight(face: Certificate) -> None:
