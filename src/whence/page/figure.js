@@ -47,7 +47,9 @@ export function mapFigure({ maps, tokens, keys, max, curve, negative, clipped, c
   const high = low ? Math.max(cell, SIZE + 2) : cell, everyRow = low ? 1 : every;
   const [wide, tall] = [cell * keys.text.length, high * tokens.text.length];
   const step = GUTTER + wide + GAP;
-  const [W, H] = [maps.length * step, TOP + tall + GUTTER + 52];
+  const about = `${what}, ${curve === "root" ? "shades by square root" : "linear shades"}; ${axes}${every > 1 ? `; every ${every}${["th", "st", "nd", "rd"][every] ?? "th"} token is named` : ""}`;
+  const width = 200; // of the scale; what it says stands beside it, and the picture is wide enough for that
+  const [W, H] = [Math.max(maps.length * step, GUTTER + width + 32 + about.length * SIZE * 0.55), TOP + tall + GUTTER + 52];
   const root = svg("svg", { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${W} ${H}`, width: W, height: H }, svg("rect", { width: W, height: H, fill: "#ffffff" }));
   const short = (t, i) => { const name = tokenLabel(t, i); return name.length > 12 ? `${name.slice(0, 11)}…` : name; };
   maps.forEach(({ title, about, array, unsearched }, m) => {
@@ -58,10 +60,10 @@ export function mapFigure({ maps, tokens, keys, max, curve, negative, clipped, c
     for (let q = 0; q < tokens.text.length; q += everyRow) root.append(text(left - 4, TOP + (q + 0.5) * high + SIZE * 0.35, short(tokens, q), { anchor: "end" }));
     for (let k = 0; k < keys.text.length; k += every) root.append(text(left + (k + 0.5) * cell + SIZE * 0.35, TOP + tall + 5, short(keys, k), { anchor: "end", turn: -90 }));
   });
-  const bottom = TOP + tall + GUTTER + 14, width = 200, from = negative ? -max : 0;
+  const bottom = TOP + tall + GUTTER + 14, from = negative ? -max : 0;
   for (let i = 0; i < 100; i++) root.append(svg("rect", { x: GUTTER + i * (width / 100), y: bottom, width: width / 100 + 0.2, height: 8, fill: css(colour((from + ((max - from) * (i + 0.5)) / 100) / max, curve, "light")).replace(/rgb\((\d+) (\d+) (\d+)\)/, "rgb($1,$2,$3)") }));
   (negative ? [-max, 0, max] : [0, max / 2, max]).forEach((v, i) => root.append(text(GUTTER + (i * width) / 2, bottom + 19, (clipped && i === 2 ? "≥ " : clipped && negative && i === 0 ? "≤ " : "") + number(v, clipped ? 3 : 2), { anchor: ["start", "middle", "end"][i] })));
   root.append(text(GUTTER + width + 16, bottom + 8, caption, { size: 9 }),
-    text(GUTTER + width + 16, bottom + 20, `${what}, ${curve === "root" ? "shades by square root" : "linear shades"}; ${axes}${every > 1 ? `; every ${every}${["th", "st", "nd", "rd"][every] ?? "th"} token is named` : ""}`, { fill: "#565b63" }));
+    text(GUTTER + width + 16, bottom + 20, about, { fill: "#565b63" }));
   return root;
 }
