@@ -106,9 +106,9 @@ def accepted(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     owner: Any = type(model)
     parameters, takes_any = _signature(owner)
     arguments = {name: value for name, value in inputs.items() if name in parameters or takes_any}
-    inside = (
-        model.get_base_model() if takes_any and hasattr(model, "get_base_model") else model
-    )  # PEFT hands on what it is given
+    inside: Any = model
+    if takes_any and hasattr(model, "get_base_model"):  # PEFT hands on what it is given
+        inside = inside.get_base_model()
     if takes(inside, "use_cache"):
         arguments["use_cache"] = False
     return arguments
