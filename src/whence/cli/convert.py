@@ -124,12 +124,16 @@ def command(
 
 
 def _put_out(how: str, converted: dict[str, Any], out: Path) -> None:
-    """As JSON, or as a frame: a line for each length, before and after distillation."""
-    rows = [
-        {"after_distillation": name == "after", **row}
-        for name in ("before", "after")
-        for row in converted[name]["lengths"]
-    ]
+    """As JSON, or as a frame: a line for each length, before and after distillation; of a Llama its perplexities."""
+    rows = (
+        [converted["perplexity"]]
+        if "perplexity" in converted
+        else [
+            {"after_distillation": name == "after", **row}
+            for name in ("before", "after")
+            for row in converted[name]["lengths"]
+        ]
+    )
     put_out(how, table=lambda: None, data=lambda: converted | {"folder": str(out)}, frame=lambda: frame_of(rows))
 
 

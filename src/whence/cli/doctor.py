@@ -91,11 +91,11 @@ def show_proof(report: Diagnosis) -> None:
     proof = report.proof
     with_modules = results.width >= 110
     title = f"How {report.provenance.model} was read ({proof.capture})"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("layer", "heads", "mask", "wiring"):
         table.add_column(name, no_wrap=True)
     for name in ("(a)", "(b)", "(c)", "(e)"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True, min_width=7)  # an error without its exponent is none
     if with_modules:
         table.add_column("module", no_wrap=True, overflow="ellipsis")
     for site in proof.sites:

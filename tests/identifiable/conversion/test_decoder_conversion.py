@@ -147,3 +147,31 @@ def test_other_rotary_decoders_are_refused_also_as_an_experiment() -> None:
         whence.tie_keys(whence.Model(GPTNeoXForCausalLM(config), tokenizer), TEXTS, steps=0, experimental=True)
     with pytest.raises(InputError, match="start"):
         whence.tie_keys(llama(), TEXTS, steps=0, experimental=True, start="minilm")
+
+
+def test_the_command_prints_the_perplexities_in_every_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import json
+
+    from whence.cli import main
+
+    model = llama()
+    model.model.save_pretrained(tmp_path / "llama")
+    model.tokenizer.save_pretrained(tmp_path / "llama")
+    (tmp_path / "texts.txt").write_text("\n".join(t.replace("\n", " ") for t in TEXTS), encoding="utf-8")
+    command = [
+        "convert",
+        str(tmp_path / "llama"),
+        "--texts",
+        str(tmp_path / "texts.txt"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    for how in ("json", "csv", "table"):  # the second and third time the run is finished
+        assert main([*command, "--steps", "1", "--experimental", "--format", how, "--quiet"]) == 0
+        printed = capsys.readouterr().out
+        if how == "json":
+            assert set(json.loads(printed)["perplexity"]) == {"original", "before", "after", "ratio"}
+        elif how == "csv":
+            assert printed.splitlines()[0] == "original,before,after,ratio"
