@@ -110,8 +110,11 @@ def affine(node: Node, sources: set[int], width: int) -> AffineMap | None:
 def _factor(op: Op, given: Node) -> Tensor | float | None:
     """A number, or a vector of constants, that `given` is multiplied by."""
     factor = constant_factor(op, given)
-    if factor is not None:
-        return factor
+    return constant_vector(op, given) if factor is None else factor
+
+
+def constant_vector(op: Op, given: Node) -> Tensor | None:
+    """A vector of weights that `given` is multiplied by."""
     for node in op.inputs:
         if node is not given and node.value.numel() == node.value.shape[-1] and constant(node):
             return node.value.detach().reshape(-1).reciprocal() if op.name in DIV else node.value.detach().reshape(-1)

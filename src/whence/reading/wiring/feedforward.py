@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from whence.reading.wiring.affine import constant_vector
 from whence.reading.wiring.dataflow import (
     ADD,
     DIV,
@@ -143,7 +145,7 @@ def _branch(
         node = inner
     else:
         raise NotRecognised("the feed-forward branch does not end in a linear map")
-    hidden = origins(second[0])[-1]
+    hidden, outward = _unscaled(origins(second[0])[-1], second[1])
     first, activation, gate, read = _first(hidden)
     norm_in: Norm | None = None
     if not same & {id(n) for n in origins(read)}:
@@ -152,7 +154,21 @@ def _branch(
             raise NotRecognised("the feed-forward layer reads neither the state after attention nor a norm of it")
         norm_in = normed[0]
     wiring = Wiring.of_parts(norm, branch_norm, scale, carried)
-    return FeedForward(norm_in, first, activation, gate, second[1], wiring)
+    return FeedForward(norm_in, first, activation, gate, outward, wiring)
+
+
+def _unscaled(hidden: Node, second: LinearMap) -> tuple[Node, LinearMap]:
+    """A vector of weights that the second linear map's input is multiplied by, as IA³ has it, belongs to that map."""
+    op = hidden.producer
+    if op is None or op.name not in MUL:
+        return hidden, second
+    for inner in op.inputs:
+        factor = None if inner.value.shape != hidden.value.shape else constant_vector(op, inner)
+        if factor is not None:
+            weight = second.weight.detach()
+            weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+            return origins(inner)[-1], LinearMap(factor.to(weight)[:, None] * weight, second.bias)
+    return hidden, second
 
 
 def _first(hidden: Node) -> tuple[LinearMap, Callable[[Tensor], Tensor], LinearMap | None, Node]:

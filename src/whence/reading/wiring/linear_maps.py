@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.reading.wiring.affine import affine
-from whence.reading.wiring.dataflow import ADD, closure, origins
+from whence.reading.wiring.dataflow import ADD, MUL, closure, origins
 from whence.reading.wiring.linear_ops import LinearMap, as_linear
 from whence.reading.wiring.op_graph import Node, Op, flat
 
@@ -22,8 +22,13 @@ def as_linear_map(op: Op) -> tuple[Node, LinearMap] | None:
     return _adapted(op) if op.name in ADD else None
 
 
+def scaled_linear_map(op: Op) -> tuple[Node, LinearMap] | None:
+    """The same, or such a map times a vector of weights, as IA³ adapts it."""
+    return _adapted(op) if op.name in MUL else as_linear_map(op)
+
+
 def _adapted(op: Op) -> tuple[Node, LinearMap] | None:
-    """A sum of linear maps of one tensor (a map and its adapters) as one linear map."""
+    """A sum of linear maps of one tensor (a map and its adapters), or one times a vector of weights, as one linear map."""
     todo = [origins(node)[-1] for node in op.inputs]
     for node in todo:  # grows
         made = node.producer

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from whence.reading.capture.recorder import Call
 from whence.reading.wiring.dataflow import NotRecognised, closure, origins
-from whence.reading.wiring.linear_maps import as_linear_map, matching_columns
+from whence.reading.wiring.linear_maps import matching_columns, scaled_linear_map
 from whence.reading.wiring.linear_ops import LinearMap
 from whence.reading.wiring.norm_search import norm_making
 from whence.reading.wiring.norms import Norm
@@ -67,7 +67,7 @@ def _map_of(node: Node) -> tuple[Node, LinearMap]:
     for _ in range(16):
         if current is None or current.producer is None:
             break
-        made = as_linear_map(current.producer)
+        made = scaled_linear_map(current.producer)
         if made is not None:
             columns = matching_columns(flat(current.value), wanted)
             if columns is None:
