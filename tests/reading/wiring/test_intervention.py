@@ -442,3 +442,12 @@ def test_a_conformer_is_not_followed_and_its_convolution_is_named(kind):
     assert whence.contributions(traced, "alti").values.shape[0] == 2  # each layer by itself
     with pytest.raises(WiringError, match="conv_module"):
         whence.contributions(traced, "alti").rollout()
+
+
+def test_autocast_is_named_as_the_reason():
+    built = build("llama")
+    model = whence.Model(built.model.eval(), name="m")
+    plain = whence.trace(model, built.inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ModelError, match="autocast is on"):
+        whence.trace(model, built.inputs)
+    assert torch.equal(whence.trace(model, built.inputs)[0].attention, plain[0].attention)
