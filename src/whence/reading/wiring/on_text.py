@@ -142,7 +142,9 @@ def _refuse(rebuilt: Tensor, theirs: Tensor, tolerance: float, name: str, site: 
 def _changed(name: str, site: AttentionSite, what: str, error: float, tolerance: float) -> ModelError:
     reason = "Its computation depends on the input, or it was changed since."
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
-        reason = "torch.autocast is on, so it computes in another precision: trace it without, or load it in that dtype."
+        reason = (
+            "torch.autocast is on, so it computes in another precision: trace it without, or load it in that dtype."
+        )
     return ModelError(
         f"{name}: on this text, {site.stack} layer {site.layer}: {what} (off by {error:.1e}, tolerance {tolerance:.0e}), "
         f"although it was when the model was proved. {reason}"
