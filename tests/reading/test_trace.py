@@ -193,7 +193,7 @@ def test_a_saved_trace_comes_back_whole_and_without_its_model(family, tmp_path):
     saved, ours = again.provenance.to_dict(), found.provenance.to_dict()
     assert saved == ours
     assert saved["weights"] is not None
-    with pytest.raises(InputError, match="has no model: give it with model="):
+    with pytest.raises(InputError, match="has none: give it with model="):
         whence.substitute(again, [])
     again_run = whence.substitute(again, [], model=Model(specimen.model))
     torch.testing.assert_close(again_run.final_states, found.final_states)

@@ -129,6 +129,7 @@ def test_every_result_of_a_public_function_can_be_plotted() -> None:
         "Texts",
         "Substituted",
         "Converted",
+        "ConvertedDecoder",
         "Trained",
         "Method",
         "Tensor",

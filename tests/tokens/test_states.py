@@ -100,7 +100,7 @@ def test_what_is_left_out(tiny: Any) -> None:
     ("texts", "said"),
     [
         ("a text", "one string"),
-        (3, "not a int"),
+        (3, "texts is a int"),
         ([1, 2], "text 0 is 1"),
         ([("a", "b", "c")], "a text or a pair"),
         ([], "no text was left"),

@@ -62,8 +62,13 @@ class ModelLock:
         self._lock = threading.RLock()
         self.stepping: dict[int, threading.Thread] = {}  # by a thread that steps through a stream, the one that runs it
 
+    def steps(self, thread: int) -> bool:
+        """Whether this thread steps through a stream. Where the one that ran it has ended, an interrupted loop left its name."""
+        running = self.stepping.get(thread)
+        return running is not None and running.is_alive()
+
     def __enter__(self) -> None:
-        if threading.get_ident() in self.stepping:
+        if self.steps(threading.get_ident()):
             raise InputError(
                 "this model is in the middle of a stream that this thread steps through: finish the loop (or leave it) before "
                 "the model is run again, or use stream.measure(…)."
@@ -80,7 +85,7 @@ def refusing_lock(model: nn.Module, thread: threading.Thread) -> Iterator[None]:
     locks = _locks_of(model)
     mine = threading.get_ident()
     for lock in locks:
-        if mine in lock.stepping:
+        if lock.steps(mine):
             raise InputError("this model is already in the middle of a stream that this thread steps through.")
     try:
         for lock in locks:

@@ -54,7 +54,14 @@ class _WriteWatch(TorchFunctionMode):
     def _keep(self, target: Any) -> None:
         if not isinstance(target, Tensor) or target.is_meta or target.layout is not torch.strided:
             return
-        for name, weight in self.weights.get(target.untyped_storage().data_ptr(), ()):
+        try:
+            storage = target.untyped_storage().data_ptr()
+        except (
+            RuntimeError,
+            NotImplementedError,
+        ):  # a tensor of torch.func's own stands for a derivative, not a weight
+            return
+        for name, weight in self.weights.get(storage, ()):
             if name not in self.before:
                 data = weight.detach()
                 self.before[name] = (weight, data, data.clone())
