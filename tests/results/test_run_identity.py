@@ -162,3 +162,18 @@ def test_a_folder_with_files_of_somebody_else_is_left_alone(tmp_path):
     with pytest.raises(InputError, match=r"holds 'README\.md', which the run would write"):
         run_folder(tmp_path, ONE, state=("checkpoint-*", "README.md"))
     assert not (tmp_path / "run.json").exists()
+
+
+def test_of_several_processes_only_the_first_writes_or_clears(tmp_path, monkeypatch):
+    half = tmp_path / ".whence-of-the-first.part"
+    half.write_text("on its way", encoding="utf-8")
+    monkeypatch.setenv("RANK", "1")
+    assert not run_folder(tmp_path, ONE).finished
+    assert [p.name for p in tmp_path.iterdir()] == [half.name]
+    monkeypatch.setenv("RANK", "0")
+    run_folder(tmp_path, ONE)
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+    half.write_text("on its way", encoding="utf-8")
+    monkeypatch.setenv("RANK", "1")
+    run_folder(tmp_path, ONE)
+    assert half.exists()

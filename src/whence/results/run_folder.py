@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,18 +44,22 @@ def run_folder(path: str | Path, identity: RunIdentity, *, state: Sequence[str] 
     """
     folder = make_folder(path)
     place = folder / NAME
+    # Of several processes that train together one writes: another would take its half-written file for a left one.
+    leads = os.environ.get("RANK", "0") == "0"
     if not place.exists():
         if taken := sorted(str(one.relative_to(folder)) for glob in state for one in folder.glob(glob)):
             raise InputError(
                 f"{str(folder)!r} holds {taken[0]!r}, which the run would write, and no {NAME} says whose it is: the state "
                 "of an unknown run, or something of yours. Give another folder."
             )
-        remove_parts(folder)
-        _write(folder, identity, None)
+        if leads:
+            remove_parts(folder)
+            _write(folder, identity, None)
         return RunFolder(folder, identity)
     known, files = _read(place)
     identity.refuse_other(known, folder)
-    remove_parts(folder)
+    if leads:
+        remove_parts(folder)
     if files is None:
         return RunFolder(folder, identity)
     for name, digest in files.items():
