@@ -116,6 +116,35 @@ def slow_perplexity(model: whence.Model, settings: dict[str, Any]) -> float:
     return float(torch.tensor(nats / count).exp())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_converted_in_float32_and_the_model_is_left_alone(dtype: torch.dtype) -> None:
+    """As the same weights raised by hand: in half precision the logits of the two classes differ by rounding alone."""
+    model = llama()
+    model.model.to(dtype)
+    raised = llama()
+    raised.model.load_state_dict({name: weight.float() for name, weight in model.model.state_dict().items()})
+    options: dict[str, Any] = {"steps": 2, "lengths": (), "max_length": 32, "experimental": True}
+    made, wanted = whence.tie_keys(model, TEXTS, **options), whence.tie_keys(raised, TEXTS, **options)
+    assert made.after == wanted.after
+    assert {p.dtype for p in made.model.model.parameters()} == {torch.float32}
+    assert {p.dtype for p in model.model.parameters()} == {dtype}
+
+
+def test_texts_without_a_next_token_are_no_measure() -> None:
+    with pytest.raises(InputError, match="none of the 2 texts to measure on has a next token"):
+        whence.tie_keys(llama(), TEXTS, 0, held_out=["a", "b"], experimental=True)
+
+
+def test_adapters_are_to_be_merged_first() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = llama()
+    wrapped: Any = get_peft_model(model.model, LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(ModelError, match=r"give model.merge_and_unload\(\)"):
+        whence.tie_keys(whence.Model(wrapped, model.tokenizer), TEXTS, 0, experimental=True)
+    whence.tie_keys(whence.Model(wrapped.merge_and_unload(), model.tokenizer), TEXTS, 0, experimental=True)
+
+
 def test_the_fitted_outputs_are_the_best_there_are() -> None:
     """The closed form against a solver that sees all tokens at once; no other projection comes nearer to the old block."""
     free = make(dtype=torch.float32, keys="free")

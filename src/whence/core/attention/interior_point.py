@@ -14,6 +14,7 @@ there are equalities. Polytopes with next to no interior are left to HiGHS: see 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ BATCH = 256
 STEPS = 18
 """After so many a program that is not solved is sooner done by the simplex method."""
 
+_FEW = 8
 _ALMOST = 0.995  # of the way to the boundary
 
 
@@ -58,10 +60,16 @@ class InteriorPoint:
         self.values = values
         self.constraints = Constraints.of(values, eps)
         self._q = torch.from_numpy(self.constraints.q)
+
+    @cached_property
+    def _outer(self) -> tuple[Tensor, Tensor]:
+        """Row by row the upper triangle of the outer product of a row of q with itself, and where its entries belong.
+
+        (n_key, r(r + 1)/2) and (r(r + 1)/2,). Made when many programs are solved at once; a few do without.
+        """
         rank = self._q.shape[1]
-        # Row by row the upper triangle of every outer product of a row of q with itself, and where its entries belong.
-        self._outer = torch.cat([self._q[:, j:] * self._q[:, j : j + 1] for j in range(rank)], 1)
-        self._places = torch.cat([torch.arange(j * rank + j, (j + 1) * rank) for j in range(rank)])
+        products = torch.cat([self._q[:, j:] * self._q[:, j : j + 1] for j in range(rank)], 1)
+        return products, torch.cat([torch.arange(j * rank + j, (j + 1) * rank) for j in range(rank)])
 
     def roomy(self, visible: Booleans) -> Booleans:
         """Which rows see enough keys, visible (m, n), for this to be the faster way."""
@@ -149,10 +157,13 @@ class InteriorPoint:
         return points, multipliers
 
     def _normal(self, d: Tensor) -> Tensor:
-        """qᵀ diag(d) q, (k, r, r): the lower triangle, the rest is 0."""
+        """qᵀ diag(d) q, (k, r, r); of many programs the lower triangle alone, the rest is 0."""
+        if len(d) < _FEW:  # then the outer products are more to read than to multiply
+            return (self._q.T * d[:, None]) @ self._q
         rank = self._q.shape[1]
+        products, places = self._outer
         normal = d.new_zeros(len(d), rank * rank)
-        normal[:, self._places] = d @ self._outer
+        normal[:, places] = d @ products
         return normal.view(-1, rank, rank).mT
 
 

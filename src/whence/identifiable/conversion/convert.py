@@ -69,7 +69,7 @@ def tie_keys(
     none) it is saved as plain weights of its own class, a Llama becomes an `IdentifiableForCausalLM`, distilled by its
     logits, with its perplexity before and after (`ConvertedDecoder`). `truncate`: of a text that is longer than the model
     reads use the first part alone, not windows from all of it. `checkpoint`: a file from which a run that was stopped
-    goes on.
+    goes on. A model in half precision is converted in float32.
 
     Theorem 1: if col(K) ⊂ span[T, 1], the softmax row with a given head output is unique at every n.
 
@@ -80,6 +80,7 @@ def tie_keys(
     """
     chosen = as_model(model)
     refuse_unfit(chosen, experimental=experimental)
+    chosen = _in_full_precision(chosen)
     if steps < 0:
         raise InputError(f"steps={steps}: give 0 (closed form only) or more.")
     if chosen.tokenizer is None:
@@ -160,6 +161,20 @@ def tie_keys(
 
 
 # -- settings and texts -----------------------------------------------------------------------------------------------
+
+
+def _in_full_precision(model: Model) -> Model:
+    """The model, or a copy in float32 of one in half precision: there a step of distillation is lost in the rounding.
+
+    The copy is made from the configuration: casting a model rounds what no checkpoint holds, the frequencies of rotary
+    positions, and casting it back does not bring them back.
+    """
+    given: Any = model.model
+    if all(p.dtype not in (torch.float16, torch.bfloat16) for p in given.parameters()):
+        return model
+    raised = type(given)(copy.deepcopy(given.config)).to(given.device, torch.float32)
+    raised.load_state_dict({name: weight.float() for name, weight in given.state_dict().items()})
+    return Model(raised.eval(), model.tokenizer, model.processor, model.name)
 
 
 def _limit(model: Model, wanted: int | None) -> int:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +13,11 @@ from typing import Any
 from whence.errors import InputError
 from whence.identifiable.conversion.checkpoint import History
 from whence.identifiable.conversion.distillation import Schedule, distil
+from whence.identifiable.conversion.result import save_converted
 from whence.identifiable.conversion.rotary import logit_loss, perplexity, same_model, tied_start, trainable
 from whence.identifiable.conversion.windows import WindowedTexts, batch
 from whence.identifiable.decoder_statement import DecoderStatement
 from whence.model.load import Model
-from whence.model.quiet import quietly
-from whence.results.files import make_folder, whole_files
 from whence.results.progress import Progress, Say
 from whence.results.provenance import Provenance
 from whence.results.short_repr import short_repr
@@ -76,17 +74,8 @@ class ConvertedDecoder:
 
     def save(self, folder: str | Path) -> Path:
         """Weights of `IdentifiableForCausalLM`, tokenizer, fidelity.json and a model card."""
-        path = make_folder(folder)
-        model: Any = self.model.model
-        with whole_files(path) as scratch:
-            with quietly():
-                model.save_pretrained(scratch)
-                if self.model.tokenizer is not None:
-                    self.model.tokenizer.save_pretrained(scratch)
-            (scratch / "fidelity.json").write_text(json.dumps(self.to_dict(), indent=2), encoding="utf-8")
-            card = [f"# {self.provenance.model}, keys tied to values (experimental)", "", *self.sentences(), ""]
-            (scratch / "README.md").write_text("\n".join(card), encoding="utf-8")
-        return path
+        card = [f"# {self.provenance.model}, keys tied to values (experimental)", "", *self.sentences(), ""]
+        return save_converted(folder, self.model, self.to_dict(), "\n".join(card))
 
 
 def tie_rotary_keys(

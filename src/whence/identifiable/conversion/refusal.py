@@ -14,6 +14,11 @@ def refuse_unfit(model: Model, *, experimental: bool = False) -> None:
 
     `experimental`: let decoders through; the theorem covers them without rotary positions, and Llamas in another class.
     """
+    if hasattr(model.model, "merge_and_unload"):
+        raise ModelError(
+            f"{model.name} is wrapped by PEFT, whose adapters tie_keys cannot tie: give model.merge_and_unload(), the same "
+            "model as plain weights."
+        )
     config: Any = getattr(model.model, "config", None)
     if config is None or not hasattr(config, "num_attention_heads"):
         raise ModelError(

@@ -50,16 +50,7 @@ class Converted:
 
     def save(self, folder: str | Path) -> Path:
         """Plain weights of the original's own class, tokenizer, fidelity.json and a model card."""
-        path = make_folder(folder)
-        model: Any = self.model.model
-        with whole_files(path) as scratch:
-            with quietly():
-                model.save_pretrained(scratch)
-                if self.model.tokenizer is not None:
-                    self.model.tokenizer.save_pretrained(scratch)
-            (scratch / "fidelity.json").write_text(json.dumps(self.to_dict(), indent=2), encoding="utf-8")
-            (scratch / "README.md").write_text(self.card(), encoding="utf-8")
-        return path
+        return save_converted(folder, self.model, self.to_dict(), self.card())
 
     def card(self) -> str:
         """The model card."""
@@ -89,6 +80,20 @@ class Converted:
             "",
         ]
         return "\n".join(lines)
+
+
+def save_converted(folder: str | Path, model: Model, fidelity: dict[str, Any], card: str) -> Path:
+    """A converted model, its tokenizer, fidelity.json and README.md: all of them, or none."""
+    path = make_folder(folder)
+    with whole_files(path) as scratch:
+        with quietly():
+            weights: Any = model.model
+            weights.save_pretrained(scratch)
+            if model.tokenizer is not None:
+                model.tokenizer.save_pretrained(scratch)
+        (scratch / "fidelity.json").write_text(json.dumps(fidelity, indent=2), encoding="utf-8")
+        (scratch / "README.md").write_text(card, encoding="utf-8")
+    return path
 
 
 def fidelity_table(before: Fidelity, after: Fidelity) -> str:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from whence.core.numerics.tolerances import SAME_LOGITS
-from whence.errors import ModelError
+from whence.errors import InputError, ModelError
 from whence.identifiable.configuration_identifiable_decoder import IdentifiableDecoderConfig
 from whence.identifiable.conversion.windows import WindowedTexts
 from whence.identifiable.modeling_identifiable_decoder import IdentifiableForCausalLM
@@ -200,7 +200,12 @@ def perplexity(model: nn.Module, corpus: WindowedTexts, *, together: int = 8) ->
         real = inputs["attention_mask"][:, 1:].bool()
         total += float(functional.cross_entropy(logits[real], inputs["input_ids"][:, 1:][real], reduction="sum"))
         count += int(real.sum())
-    return math.exp(total / max(count, 1))
+    if not count:
+        raise InputError(
+            f"none of the {len(pieces)} texts to measure on has a next token: each is one token long. Give longer texts "
+            "(held_out=)."
+        )
+    return math.exp(total / count)
 
 
 def trainable(tied: IdentifiableForCausalLM) -> None:

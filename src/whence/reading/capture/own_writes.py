@@ -56,10 +56,7 @@ class _WriteWatch(TorchFunctionMode):
             return
         try:
             storage = target.untyped_storage().data_ptr()
-        except (
-            RuntimeError,
-            NotImplementedError,
-        ):  # a tensor of torch.func's own stands for a derivative, not a weight
+        except (RuntimeError, NotImplementedError):  # torch.func's own tensors stand for derivatives, not for weights
             return
         for name, weight in self.weights.get(storage, ()):
             if name not in self.before:
