@@ -22,9 +22,8 @@ def plot_decisions(decisions: Decisions, ax: Any = None) -> Any:
     lower, upper, margin = decisions.lower.tolist(), decisions.upper.tolist(), decisions.margin.tolist()
     for i in shown:
         word, value = decisions.verdicts[i], float(decisions.value[i])
-        low = (
-            lower[i] if lower[i] == lower[i] else margin[i]
-        )  # NaN: no range was asked for; the margin is what is proved
+        # NaN: no range was asked for; the margin is what is proved.
+        low = lower[i] if lower[i] == lower[i] else margin[i]
         high = upper[i] if upper[i] == upper[i] else value
         axes.plot([low, high], [i, i], color=COLOURS[word], linewidth=3, alpha=0.45, solid_capstyle="butt")
         axes.plot([value], [i], MARKERS[word], color=COLOURS[word], markersize=5)

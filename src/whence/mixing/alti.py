@@ -83,9 +83,8 @@ def closeness(decomposition: Decomposition, distance: str = "l1") -> Tensor:
     if seen is not None:
         decomposition.remember(seen)
     if distance == "l1":
-        totals = decomposition.values_by_key @ decomposition.weight.sum(
-            -1, keepdim=True
-        )  # (head, sequence · key, 1): Σ_d U
+        # (head, sequence · key, 1): Σ_d U
+        totals = decomposition.values_by_key @ decomposition.weight.sum(-1, keepdim=True)
         linear = torch.bmm(totals.permute(1, 2, 0), weights.transpose(0, 1))[:, 0]  # Σ_d T
         out = linear.sub_(out, alpha=2).view(y.shape[0], -1, y.shape[1]).add_((y.abs() + y).sum(-1)[:, None])
     else:

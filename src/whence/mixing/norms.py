@@ -42,9 +42,8 @@ class Norms:
         decomposition = layer.decomposition
         if not self.residual:
             weight = layer.layer.row_projection.weight.detach().to(decomposition.weight)
-            weight = weight.repeat_interleave(
-                len(decomposition.weight) // len(weight), dim=0
-            )  # turned rows: more heads
+            # Where rows are turned, each has heads of its own.
+            weight = weight.repeat_interleave(len(decomposition.weight) // len(weight), dim=0)
             decomposition = replace(decomposition, weight=weight, scale=None)
         lengths = part_norms(decomposition, residual=self.residual)
         return normalise_rows(lengths, crossed=layer.crossed, first_row=decomposition.first_row)

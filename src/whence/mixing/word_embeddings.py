@@ -39,7 +39,7 @@ class EmbeddedText:
         model = prediction.model
         prediction.score(
             torch.zeros(1, *_shape(prediction)), output
-        )  # refuses what cannot be explained before it costs
+        )  # refuses what cannot be explained, before it costs
         inputs = accepted(model.model, on_device(model, prediction.trace.inputs))
         layer, embedded = word_embedding(model.model, inputs)
         return cls(prediction, layer, embedded, inputs, output)

@@ -67,7 +67,7 @@ def trace(
     `keep`: which of "attention", "queries", "keys", "values", "outputs", "states" to hold; None: all. `truncate`: cut a
     text that is too long instead of refusing it.
 
-    On the first trace of a model the four proofs of `whence.reading.wiring.proof` are made; a model that cannot be read is
+    On the first trace of a model the six checks of `whence.reading.wiring.proof` are made; a model that cannot be read is
     refused with what was tried.
 
     >>> import whence

@@ -40,9 +40,8 @@ def counter_example(
         return {**plain, "path": None, "reason": "the trace came without its model, so it was not put into it"}
     other = _control(trace, witness, seed)
     ways = [(end, a) for end in (witness.alternative, other) for a in stops if a > 0]
-    baseline, *found = witness.in_model(
-        [witness.row, *(witness.row + a * (end - witness.row) for end, a in ways)]
-    )  # the unchanged row by the same path
+    # The first is the unchanged row, by the same path.
+    baseline, *found = witness.in_model([witness.row, *(witness.row + a * (end - witness.row) for end, a in ways)])
     half = len(found) // 2
     path, control = (
         [_stop(trace, a, baseline if a == 0 else next(runs), baseline) for a in stops]

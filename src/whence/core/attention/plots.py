@@ -17,9 +17,8 @@ BLUE, INK = "#2f7dbd", "#1b1d21"
 def plot_certificate(certificate: Certificate, ax: Any = None) -> Any:
     """Each certified weight as a bar, with the interval in which every alternative has it."""
     axes = ax if ax is not None else new_axes((5.2, 0.3 * len(certificate.keys) + 1.1))
-    known: Any = (
-        certificate if getattr(certificate, "tokens", None) is not None else None
-    )  # a certificate of a trace has tokens
+    # A certificate of a trace has tokens.
+    known: Any = certificate if getattr(certificate, "tokens", None) is not None else None
     names = key_names(None if known is None else known.key_tokens, certificate.keys.tolist())
     places = range(len(names))
     axes.barh(places, certificate.weights.tolist(), color=BLUE, height=0.55)

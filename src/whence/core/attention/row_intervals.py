@@ -121,9 +121,8 @@ class HeadPrograms:
         line, place = np.nonzero((keys != NO_KEY) & np.take_along_axis(self.visible[at], np.maximum(keys, 0), 1))
         ends = {-1.0: np.zeros((m, k)), 1.0: np.zeros((m, k))}
         sure = np.ones(m, dtype=bool)
-        touched = np.zeros(
-            (m, len(self.rows[0])), dtype=bool
-        )  # some alternative has no weight here: the lower end is 0
+        # Where some alternative has no weight, the lower end is 0.
+        touched = np.zeros((m, len(self.rows[0])), dtype=bool)
         farthest = self.rows[at].copy()
         for side in (-1.0, 1.0):
             todo = np.flatnonzero(~touched[line, keys[line, place]])

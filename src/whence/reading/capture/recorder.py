@@ -1,6 +1,6 @@
 """What one forward pass shows of its attention, and what may be put in its place.
 
-A `AttentionRecorder` is handed to both ways into a model (`interface.py`, `function_mode.py`). Each of them calls
+An `AttentionRecorder` is handed to both ways into a model (`interface.py`, `function_mode.py`). Each of them calls
 `AttentionRecorder.see` once per attention call, in the order of the calls; nothing else is shared between them.
 The recorder of the running forward pass lives in a `ContextVar`, so that two threads never see each other's.
 """
@@ -176,7 +176,7 @@ def sink_of(probabilities: Tensor, weights: Tensor) -> Tensor | None:
     return None
 
 
-_ACTIVE: ContextVar[AttentionRecorder | None] = ContextVar("whence_tap", default=None)
+_ACTIVE: ContextVar[AttentionRecorder | None] = ContextVar("whence_recorder", default=None)
 
 
 def active() -> AttentionRecorder | None:

@@ -102,9 +102,7 @@ def run(
             queue.states = states
         stack.callback(_watch_final(model.model, final).remove)
         output = model.model(**inputs)
-    states = {
-        handle: state.detach() for handle, state in states.items()
-    }  # an input may have been made a leaf by a hook
+    states = {handle: state.detach() for handle, state in states.items()}  # a hook may have made one a leaf
     if len(recorder.calls) != len(proof.sites):
         raise ModelError(
             f"{model.name} made {len(recorder.calls)} attention calls on this input and {len(proof.sites)} when it was proved: "

@@ -131,9 +131,7 @@ def constant(node: Node) -> bool:
             if not isinstance(current.tensor, nn.Parameter):
                 return False
             continue
-        given = (
-            op.inputs[:1] if op.name.endswith("_as") else op.inputs
-        )  # of the second, expand_as takes the shape alone
+        given = op.inputs[:1] if op.name.endswith("_as") else op.inputs  # expand_as(x, y) takes of y its shape
         fresh = [n for n in given if id(n) not in seen]
         seen |= {id(n) for n in fresh}
         todo += fresh

@@ -30,9 +30,7 @@ class BlockReading:
     """What was found of the rest of one block: the feed-forward part, or why there is none."""
 
     feedforward: FeedForward | None
-    maps: (
-        tuple[LinearMap, LinearMap, LinearMap] | None
-    )  # r → queries, keys, values, after `norm_in`; where they are plain
+    maps: tuple[LinearMap, LinearMap, LinearMap] | None  # r → queries, keys, values, after `norm_in`, where plain
     values: LinearMap | None  # r → values alone
     norm_in: Norm | None  # what queries, keys and values are read through
     reason: str | None

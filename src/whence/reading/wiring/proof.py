@@ -50,9 +50,7 @@ class Proof:
     tried: tuple[str, ...]  # ways in that did not hold, with the reason
     error_f: float | None = None
     mixes: str | None = None  # what mixes tokens outside the attention: nothing may be followed through it
-    fused: frozenset[int] = (
-        frozenset()
-    )  # calls that may run fused: their rows are proved to follow from queries and keys
+    fused: frozenset[int] = frozenset()  # calls that may run fused: their rows provably follow from queries and keys
 
     @property
     def stacks(self) -> tuple[str, ...]:

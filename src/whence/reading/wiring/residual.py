@@ -227,9 +227,8 @@ def block_output(site: Op, evidence: WiringEvidence, others: Collection[int] = (
     given = {id(n) for n in (*origins(evidence.residual), *closure(evidence.residual))}
     own = {id(n) for n in (*origins(evidence.state), *closure(evidence.state))}
     width = evidence.state.value.shape[-1]
-    parallel = (
-        evidence.wiring is not None and evidence.wiring.parallel
-    )  # the state after attention is the block's output
+    # In parallel wiring the state after attention is the block's output.
+    parallel = evidence.wiring is not None and evidence.wiring.parallel
     fallback: Node | None = None
     for call in reversed(site.region):
         if not call.begin <= joined < call.end or not any(id(node) in given for _, node in call.inputs):

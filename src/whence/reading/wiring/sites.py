@@ -43,9 +43,7 @@ class AttentionSite:
     reason_b: str | None
     reason_c: str | None
     second_norm: SecondNorm | None = None  # the norm that ends a post-norm block
-    rows_error: float | None = (
-        None  # the same with soft caps: whether rows of attention can be made again from the keys
-    )
+    rows_error: float | None = None  # as keys_error, with soft caps: can rows of attention be made again from the keys?
     error_e: float | None = None
     reason_e: str | None = None
 
