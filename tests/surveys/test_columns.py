@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import whence
-from tests.surveys.survey_models import some_texts
+from tests.surveys.survey_models import save_tiny, some_texts
 from whence.mixing import summaries
 from whence.surveys.intervals import mean_over_texts, share_over_texts
 from whence.surveys.layer_columns import OFFSETS, distance_name, offset_name
@@ -81,6 +81,51 @@ def test_certainty_is_the_verdict(found: Survey, traces: list[whence.Trace]) -> 
     assert seen > 0  # some rows have alternatives, or nothing was compared
     certain = found.heads[(found.heads["certain"] > 0) & (found.heads["open"] + found.heads["flat"] == 0)]
     assert (certain["width"] <= 0.0501).all()
+
+
+def test_readings_are_told_apart_by_what_they_are_of(
+    found: Survey, texts: list[str], traces: list[whence.Trace], tiny: Path, tmp_path: Path
+) -> None:
+    """Row by row from the definition: one text alone, every row by its certificate, its heaviest key's type by its place."""
+    total = {"certain": 0, "open": 0}
+    for text, trace in enumerate(traces):
+        n = len(trace.tokens)
+        for name in total:
+            kinds = {kind: grid(found, text, f"{name}_{kind}") for kind in ("start", "end", "punctuation", "rest")}
+            assert torch.equal(sum(kinds.values()), grid(found, text, name))
+            total[name] += int(grid(found, text, name).sum())
+        for layer in range(2):
+            for head in range(4):
+                wanted = {"certain": [0, 0, 0], "open": [0, 0, 0]}
+                for query in range(n):
+                    top = int(trace[layer].attention[head, query].argmax())
+                    row = whence.certify(trace, layer=layer, head=head, query=query, top=n)
+                    if row.dimension == 0 or float(row.upper.max()) <= 0.05:
+                        continue
+                    at = row.keys.tolist().index(top)
+                    narrow = float(row.upper[at] - row.lower[at]) <= 0.05
+                    others = max(float(u) for k, u in zip(row.keys.tolist(), row.upper, strict=True) if k != top)
+                    if narrow != (others - float(row.lower[at]) <= 0.05):
+                        continue  # whether another key outweighs it is then a question about differences
+                    name = "certain" if narrow else "open"
+                    wanted[name][0 if top == 0 else 1 if top == n - 1 else 2] += 1
+                for name, counts in wanted.items():
+                    for kind, count in zip(("start", "end", "rest"), counts, strict=True):
+                        assert int(grid(found, text, f"{name}_{kind}")[layer, head]) >= count
+    assert min(total.values()) > 0
+
+
+def test_a_model_with_few_positions_is_surveyed(tmp_path: Path) -> None:
+    """The sentences that workers prove the model on are cut to fit."""
+    import json
+
+    folder = save_tiny(tmp_path / "short")
+    config = json.loads((folder / "config.json").read_text())
+    from transformers import BertConfig, BertModel
+
+    BertModel(BertConfig(**{**config, "max_position_embeddings": 14})).save_pretrained(folder)
+    survey = whence.survey(folder, [some_texts(1)[0], some_texts(15)[14]], tmp_path / "out")
+    assert survey.texts["reason"].isna().tolist() == [True, False]  # a text that does not fit is not cut
 
 
 def test_width_is_that_of_a_certificate(found: Survey, traces: list[whence.Trace]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from whence.errors import InputError
 from whence.mixing.summaries import DISTANCES
 from whence.results.plotting import new_axes
+from whence.surveys.head_columns import KINDS
 from whence.surveys.layer_columns import OFFSETS, distance_name, offset_name
 
 if TYPE_CHECKING:
@@ -71,6 +72,13 @@ def _certain_by_layer(survey: Survey) -> Figure:
     return Figure(title, "layer", "share of readings that are certain", (line,), 1.02)
 
 
+def _certain_by_type(survey: Survey) -> Figure:
+    frame = survey.certain_by_type("layer").dropna(subset="share")
+    lines = tuple(_line(part, "layer", "share", str(kind)) for kind, part in frame.groupby("type", sort=False))
+    title = "How many readings are certain, by the token with the heaviest weight"
+    return Figure(title, "layer", "share of rows that are certain (unique ones aside)", lines, 1.02)
+
+
 def _r_by_length(survey: Survey) -> Figure:
     lines = tuple(
         _line(part, "group", "mean", f"layer {layer}")
@@ -83,7 +91,7 @@ def _special(survey: Survey) -> Figure:
     frame = survey.attention_to("layer")
     lines = tuple(
         _line(frame[(frame["type"] == kind) & (frame["side"] == side)], "layer", "mean", f"{kind}, {side}", pair=number)
-        for number, kind in enumerate(("start", "end", "punctuation", "rest"))
+        for number, kind in enumerate(KINDS)
         for side in ("raw", "effective")
     )
     title = "What attention goes to, raw and effective"
@@ -144,6 +152,7 @@ def _offset(survey: Survey) -> Figure:
 FIGURES: dict[str, tuple[str, Callable[[Survey], Figure]]] = {
     "certain": ("certain", _certain),
     "certain-by-layer": ("certain", _certain_by_layer),
+    "certain-by-type": ("certain_rest", _certain_by_type),
     "r-by-length": ("r", _r_by_length),
     "token-types": ("r", _special),
     "own-share": ("alti_own", _own_share),

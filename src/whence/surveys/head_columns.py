@@ -64,22 +64,39 @@ def attention_columns(stack: Stack, identifiability: Identifiability) -> Columns
 
 
 def _kind_of_type(identifiability: Identifiability, stack: Stack) -> list[str]:
+    first = _start(stack)
+    return [_kind(name, first) for name in identifiability.token_types]
+
+
+def key_kinds(stack: Stack) -> list[str]:
+    """The type, of `KINDS`, of every key."""
+    first = _start(stack)
+    return [_kind(name, first) for name in key_labels(stack).kinds()]
+
+
+def _start(stack: Stack) -> str | None:
+    """The name of a special first token."""
     labels = key_labels(stack)
-    first = labels.kinds()[0] if labels.special[0] else None
-    named = ("punctuation", "rest")
-    return [t if t in named else "start" if t == first else "end" for t in identifiability.token_types]
+    return labels.kinds()[0] if labels.special[0] else None
+
+
+def _kind(name: str, first: str | None) -> str:
+    return name if name in ("punctuation", "rest") else "start" if name == first else "end"
 
 
 def certainty_columns(stack: Stack, identifiability: Identifiability, epsilon: float, limit: int, seed: int) -> Columns:
     """How many rows are unique; of a sample of the others, how many are certain, flat and open, and the mean width.
 
-    The sample is `limit` of the text's rows that are not unique (0: all), whatever their layer and head, drawn by the
-    text's own seed: the same text gives the same rows anywhere. width: of the heaviest weight of each sampled row, the
-    closed-form bound where that already decides the row, else exact.
+    certain_…, open_…: of these, the rows whose heaviest weight is on that type of token (`KINDS`). The sample is `limit`
+    of the text's rows that are not unique (0: all), whatever their layer and head, drawn by the text's own seed: the same
+    text gives the same rows anywhere. width: of the heaviest weight of each sampled row, the closed-form bound where that
+    already decides the row, else exact.
     """
     free = identifiability.extra["simplex_null_dimension"]
     unique = free == 0
-    names = ("unique", "certain", "flat", "open", "sampled", "rows")
+    by_kind = [f"{verdict}_{kind}" for verdict in ("certain", "open") for kind in KINDS]
+    names = ("unique", "certain", "flat", "open", "sampled", "rows", *by_kind)
+    kind_of_key = key_kinds(stack)
     counts = {name: torch.zeros(free.shape[:2], dtype=torch.int32) for name in names}
     counts["unique"][:], counts["rows"][:] = unique.sum(-1), (~unique).sum(-1)
     width = torch.full(free.shape[:2], torch.nan, dtype=torch.float64)
@@ -88,24 +105,28 @@ def certainty_columns(stack: Stack, identifiability: Identifiability, epsilon: f
         sample = sample[np.sort(np.random.default_rng(seed).choice(len(sample), size=limit, replace=False))]
     for i, h in dict.fromkeys((i, h) for i, h, _ in sample.tolist()):
         rows = sample[(sample[:, 0] == i) & (sample[:, 1] == h), 2]
-        verdicts, widths = _verdicts(stack.layers[i], h, rows, epsilon)
+        verdicts, widths, heaviest = _verdicts(stack.layers[i], h, rows, epsilon)
         for name in ("certain", "flat", "open"):
             counts[name][i, h] = (verdicts == int(RowVerdict[name.upper()])).sum()
+        for name in ("certain", "open"):
+            for key in heaviest[verdicts == int(RowVerdict[name.upper()])].tolist():
+                counts[f"{name}_{kind_of_key[key]}"][i, h] += 1
         counts["sampled"][i, h] = len(rows)
         width[i, h] = widths.mean()
     return {**{name: t.flatten().numpy() for name, t in counts.items()}, "width": width.flatten().numpy()}
 
 
-def _verdicts(layer: Layer, index: int, rows: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """The verdict on each of the `rows` of one head, and the width of its heaviest weight."""
+def _verdicts(layer: Layer, index: int, rows: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The verdict on each of the `rows` of one head, the width of its heaviest weight, and the key that has it."""
     weights, values, visible = head_of(layer, index)
     chosen = weights[rows]
     seen = torch.ones(chosen.shape, dtype=torch.bool) if visible is None else visible.expand(weights.shape)[rows]
     bounds = weight_bounds(chosen, values, visible=None if visible is None else seen)
     verdicts = by_bounds(chosen, bounds, epsilon)
-    widths = bounds.width.gather(-1, chosen.argmax(-1, keepdim=True)).squeeze(-1)
+    heaviest = chosen.argmax(-1)
+    widths = bounds.width.gather(-1, heaviest[:, None]).squeeze(-1)
     left = verdicts == int(RowVerdict.NONE)
     if bool(left.any()):
         solved = solved_rows(chosen[left], values, seen[left], bounds.upper[left], epsilon, widths=True)
         verdicts[left], widths[left] = solved
-    return verdicts, widths
+    return verdicts, widths, heaviest

@@ -15,6 +15,7 @@ from whence.results.files import parse_json
 from whence.results.run_folder import NAME
 from whence.results.run_identity import RunIdentity
 from whence.results.short_repr import short_repr
+from whence.surveys.head_columns import KINDS
 from whence.surveys.intervals import mean_over_texts, share_over_texts
 from whence.surveys.shards import arrow
 
@@ -102,11 +103,23 @@ class Survey:
         self._needs("certain", "certainty")
         return self._grouped(self.to_frame(), by, lambda lines: certain_share(lines, unique=True))
 
+    def certain_by_type(self, *by: str) -> pd.DataFrame:
+        """The share of certain rows among those neither unique nor flat, by the type of token with the heaviest weight."""
+        self._needs("certain_rest", "certainty")
+        import pandas as pd
+
+        parts = []
+        for kind in KINDS:
+            frame = self.to_frame()
+            frame["certain"], frame["open"] = frame[f"certain_{kind}"], frame[f"open_{kind}"]
+            parts.append(self._grouped(frame, by, certain_share).assign(type=kind))
+        return pd.concat(parts, ignore_index=True)
+
     def attention_to(self, *by: str) -> pd.DataFrame:
         """Attention that goes to each type of token, raw and effective: Brunner's figure 1, intervals over texts."""
         self._needs("raw_start", "attention")
         frame, found = self.to_frame(), []
-        for kind in ("start", "end", "punctuation", "rest"):
+        for kind in KINDS:
             for side in ("raw", "effective"):
                 means = self._grouped(frame, by, lambda part, name=f"{side}_{kind}": mean_over_texts(part, name))
                 found.append(means.assign(type=kind, side=side))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -194,9 +194,9 @@ def loaded_here(task: Task) -> Model:
 def calibrate(model: Model, settings: SurveySettings) -> dict[str, Any]:
     """Prove the model on fixed sentences and see what its columns are: layers, heads, d_v, columns and their types."""
     with one_thread():
-        sequences = [(text,) for text in CALIBRATION]
-        stack = trace(model, CALIBRATION[0], keep=("values",)).of(settings.attention)
-        first = measure(model, sequences, settings)[0]
+        sequences = [(text,) for text in CALIBRATION]  # cut for a model that has fewer positions
+        stack = trace(model, CALIBRATION[0], keep=("values",), truncate=True).of(settings.attention)
+        first = measure(model, sequences, replace(settings, truncate=True))[0]
     widths = {len(layer.heads) for layer in stack}
     if len(widths) > 1:
         raise ModelError(
