@@ -54,7 +54,7 @@ class Subject:
         return "decoder" in whence.trace(self.model, "It was late, and it rained.").stacks
 
     def survey(self, kind: str, texts: Sequence[Any], **options: Any) -> Survey:
-        """A survey of these texts, made once and kept; made again where texts, model or options changed."""
+        """A survey of these texts, made once and kept; one of other texts or options in its folder is refused by `survey`."""
         folder = WORK / "papers" / f"{Path(self.name).name}-{kind}"
         return whence.survey(self.model, list(texts), folder, progress=True, **options)
 
