@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import pandas as pd
@@ -112,7 +113,10 @@ def write_page(name: str, title: str, script: str, body: str) -> None:
     """docs/studies/NAME.md, whole or not at all."""
     note = f"<!-- Made by: python studies/{script}. Do not edit by hand. -->"
     path = ROOT / "docs" / "studies" / f"{name}.md"
-    path.with_suffix(".part").write_text(f"# {title}\n\n{note}\n\n{body.strip()}\n", encoding="utf-8")
+    parts = [
+        part if part.startswith(("|", "#", "- ", "!", "<")) else fill(part, 128) for part in body.strip().split("\n\n")
+    ]
+    path.with_suffix(".part").write_text("\n\n".join([f"# {title}", note, *parts]) + "\n", encoding="utf-8")
     path.with_suffix(".part").replace(path)
     print(path)
 

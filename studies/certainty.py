@@ -32,11 +32,10 @@ def by_times(subject: Subject, survey: Survey) -> pd.DataFrame:
 
 
 def percent(row: Any) -> str:
-    return (
-        cell({k: 100 * float(row[k]) for k in ("share", "low", "high")}, "share", 0) + " %"
-        if row["share"] == row["share"]
-        else "–"
-    )
+    """ "72 ± 4 %"; where every row agrees, the end of the interval that is left."""
+    if row["share"] in (0.0, 1.0) and row["low"] == row["low"]:
+        return f"0 (up to {row['high']:.0%})" if row["share"] == 0 else f"100 % (at least {row['low']:.0%})"
+    return "–" if row["share"] != row["share"] else cell({k: 100 * float(row[k]) for k in row}, "share", 0) + " %"
 
 
 def lengths_table(found: dict[Subject, Survey]) -> str:

@@ -12,10 +12,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from whence.core.attention.claim import Claim
+from whence.core.attention.claim import Claim, breaks
 from whence.core.attention.decision import decide_row, decide_rows
 from whence.core.attention.decision_check import check_decision
 from whence.core.attention.head_rows import Heads
+from whence.core.numerics.tolerances import BREACH
 from whence.errors import InputError
 
 FEW = settings(max_examples=25, deadline=None, derandomize=True)
@@ -302,6 +303,41 @@ def test_a_row_of_very_many_keys_is_what_two_cold_programs_say(rank, monkeypatch
             words[answers[0].verdict] += 1
     assert words["certified"] >= 2
     assert words["refuted"] >= 2
+
+
+def test_ends_that_met_too_far_apart_for_a_claim_are_computed_again(monkeypatch):
+    """A threshold just below what the simplex method proves: the interior-point method alone would leave it open."""
+    from whence.core.attention import head_rows
+
+    rows, values = softmax_head(700, 40, 3, queries=3)
+    for q in range(3):
+        cost = torch.zeros(700, dtype=torch.float64)
+        cost[rows[0, q].argsort(descending=True)[:20]] = 1.0
+        monkeypatch.setattr(head_rows, "_MANY_KEYS", 10_000)
+        exact = decide_row(Heads(rows, values, torch.ones(1)), q, [Claim(cost)], cost).lower
+        claim = Claim(cost, threshold=exact - 1e-11)
+        monkeypatch.setattr(head_rows, "_MANY_KEYS", 512)
+        assert decide_row(Heads(rows, values, torch.ones(1)), q, [claim], cost).verdict == "certified"
+
+
+def test_what_holds_with_equality_is_certified_where_equality_will_do():
+    rows, values = softmax_head(6, 2, 3, queries=1)
+    a, seen = rows[:, 0].double() / rows[:, 0].double().sum(), torch.ones(1, 6, dtype=torch.bool)
+    for strict, word in ((False, "certified"), (True, "open")):
+        claim = Claim(torch.zeros(6, dtype=torch.float64), strict=strict)  # 0 ≥ 0, and 0 > 0
+        found = decide_rows(rows, values, [[claim]])[0]
+        assert found.verdict == word
+        assert check_decision(found, a, values.double(), seen, torch.ones(1), [claim])
+        lying = replace(found, verdict="certified")
+        assert check_decision(lying, a, values.double(), seen, torch.ones(1), [claim]) == (not strict)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_what_breaks_a_claim_is_measured_by_the_claims_own_size(size):
+    """The same claim in other units: the same answer, just below and just above what a solver leaves undecided."""
+    row, costs = np.array([0.5, 0.5]), torch.tensor([0.0, size], dtype=torch.float64)
+    for part, broken in ((0.5, False), (2.0, True)):
+        assert breaks(Claim(costs, threshold=size * (0.5 + part * BREACH)), row) is broken
 
 
 def test_a_refutation_has_the_same_output_to_1e_10():

@@ -104,6 +104,9 @@ def test_an_exhausted_budget_still_gives_valid_rows() -> None:
     assert found.rounds == 0
     assert float(found.residual.max()) <= 1e-9
     assert float(found.total_variation.max()) > 0
+    enough = alternative_attention(attention, values, budget=600.0)
+    assert not enough.stopped
+    assert torch.equal(enough.attention, alternative_attention(attention, values).attention)
 
 
 def test_rounds_give_the_same_map_whatever_the_threads() -> None:
