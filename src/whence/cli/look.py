@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from whence.reading.trace import Trace
     from whence.reporting.analysis import Analysis
 
+COLUMNS = (
+    "rank: of a head's values. free directions: in which a row can be moved with the same output. ‖a−a⊥‖/‖a‖: the part of a "
+    "row outside the output's reach (it can exceed 1). r with effective: correlation of the row with the part that matters. "
+    "special: attention to tokens like [CLS]. own share: how much of a state is its own token (ALTI). Medians; special: means.\n"
+)
 Text = Annotated[str, typer.Argument(metavar="TEXT", help="The text; - reads it from standard input.")]
 
 
@@ -176,6 +181,7 @@ def show(trace: Trace, overview: Overview, example: dict[str, Any] | None, made_
             own.get(layer, "–"),
         )
     results.print(table)
+    results.print(COLUMNS, style="dim")
     verdicts = overview.verdict
     readable = [*verdicts.heads_that("unique"), *verdicts.heads_that("read")]
     results.print(

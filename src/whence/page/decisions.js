@@ -4,6 +4,7 @@ import { h, number, scroller, visible } from "./dom.js";
 import { card } from "./export.js";
 import { go } from "./state.js";
 
+const COLUMNS = "“Decided by” is the number that the rule looks at (for the largest weight: its lead over the next), “could be” where it lies in every attention row with the same output, “margin” by how much the decision holds in all of them.";
 const VERDICTS = {
   certified: ["badge certain", "Proved: every attention row with the same output decides the same"],
   refuted: ["badge warn", "Another attention row with the same output decides otherwise; it was put into the model, which did not notice"],
@@ -25,12 +26,12 @@ function ruleCard(found, i) {
     h("td", { class: "num" }, number(line.value)), range(line), h("td", { class: "num" }, number(line.margin))));
   const table = h("table", { class: "data decisions" },
     h("thead", {}, h("tr", {}, ["token that attends", "decision", "verdict", "decided by", "could be", "margin"].map((c) => h("th", { scope: "col" }, c)))), h("tbody", {}, rows));
-  return card(found.rule, `decisions-${i + 1}`, h("div", {}, h("p", { class: "row-say" }, found.summary, found.checked ? " The proofs were checked again without a solver." : ""),
+  return card(`${found.rule[0].toUpperCase()}${found.rule.slice(1)}`, `decisions-${i + 1}`, h("div", {}, h("p", { class: "row-say" }, found.summary, found.checked ? " The proofs were checked again without a solver." : ""),
     h("div", { class: "tall" }, scroller("decisions", table))),
   { csv: () => [["query", "name", "decision", "verdict", "value", "lower", "upper", "margin"], ...found.lines.map((l) => [l.query, l.name, l.answer, l.verdict, l.value, l.lower, l.upper, l.margin])] });
 }
 
 export function decisionsView(source) {
   const words = Object.entries(VERDICTS).map(([word, [style, why]]) => h("span", {}, h("span", { class: style }, word), ` ${why[0].toLowerCase()}${why.slice(1)}. `));
-  return h("div", { class: "view decisions" }, h("p", { class: "hint" }, words), source.manifest.decisions.map(ruleCard));
+  return h("div", { class: "view decisions" }, h("p", { class: "hint" }, words, COLUMNS), source.manifest.decisions.map(ruleCard));
 }

@@ -25,6 +25,15 @@ function same(entry, { layer, head, query }) {
   return entry.layer === layer && entry.head === head && entry.query === query;
 }
 
+// A map that was stopped on its way: some rows as far as the exact programs go, the others from a short search.
+function mixed(exact) {
+  if (!exact) return "";
+  const [rows, places] = exact.shape;
+  let solved = 0;
+  for (let q = 0; q < rows; q++) solved += exact.q[q * places] ? 1 : 0;
+  return solved === 0 || solved === rows ? "" : `; the time was up after ${solved} of ${rows} rows, the rest is from a short search`;
+}
+
 function precise(block, array, place) {
   const { keys } = block.arrays;
   const name = { raw: "weight", effective: "effective_weight", alternative: "alternative_weight" }[array];
@@ -137,7 +146,7 @@ export class HeadView {
       });
     }
     this.maps.alternative.about.textContent = block?.moved === undefined ? "another map with the same output"
-      : !block.searched ? "another map with the same output" : block.searched >= rows ? `the same output; ${number(block.moved, 2)} of a row moved on average`
+      : !block.searched ? "another map with the same output" : block.searched >= rows ? `the same output; ${number(block.moved, 2)} of a row moved on average${mixed(arrays.exact)}`
         : `the time was up after ${block.searched} of ${rows} rows (${number(block.moved, 2)} of each moved on average); grey rows were not searched`;
     replace(this.legendHolder, shown.length ? legend(max, state.curve === "linear" ? "linear" : "root", negative, max < largest) : "");
     this.hover(null);

@@ -8,8 +8,11 @@ import { tokenName, tokenText } from "./tokens.js";
 import { outputPicture, outputTable } from "./output.js";
 import { css, doubt } from "./colour.js";
 
-function intervals(certificate, keys) {
-  return h("ul", { class: "mini" }, certificate.keys.slice(0, 3).map((key, i) => {
+// The heaviest three weights; where the sentence above is about another, that one instead of the third.
+function intervals(certificate, keys, about) {
+  const places = [0, 1, Math.max(2, about)].filter((i) => i < certificate.keys.length);
+  return h("ul", { class: "mini" }, places.map((i) => {
+    const key = certificate.keys[i];
     const [w, lo, hi] = [certificate.weights[i], certificate.lower[i], certificate.upper[i]];
     return h("li", {}, h("bdi", {}, tokenName(keys, key)),
       h("span", { class: "range", role: "img", "aria-label": `weight ${number(w)}, could be ${number(lo)} to ${number(hi)}` },
@@ -26,7 +29,7 @@ function listed(stack, certificates, kind) {
       `Layer ${c.layer}, head ${c.head}`),
     h("p", {}, kind === "worst" ? c.sentence : c.sentences[0]),
     h("p", { class: "verdict-of" }, stack.verdict.sentences[stack.layers.indexOf(c.layer)][stack.heads.indexOf(c.head)]),
-    intervals(c, keys))));
+    intervals(c, keys, kind === "worst" ? c.sentences.indexOf(c.sentence) : 0))));
 }
 
 function hero(stack) {

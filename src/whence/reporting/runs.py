@@ -19,6 +19,14 @@ FAILURES = 50
 REMOVED = {"drop": "deleted", "mask": "masked"}
 DIRECTIONS = ("most important first", "least important first")
 RANDOM = "random"
+SETTINGS = {
+    "d_v": "size of a head's values", "texts": "hash of the texts", "weights": "hash of the weights",
+    "configuration": "hash of the configuration", "tokenizer": "hash of the tokenizer", "shard_size": "texts in a file",
+    "rows": "rows judged in a text", "probes": "directions per token", "units": "what is removed",
+    "operators": "how it is removed", "random": "random orders", "perturbs": "methods that remove words themselves",
+    "ceiling": "search for the best order", "foil": "against another class",
+}  # fmt: skip
+"""Settings whose own names say little."""
 
 
 def runs_data(runs: Iterable[Faithfulness | Survey]) -> list[dict[str, Any]]:
@@ -84,7 +92,10 @@ def _methods(result: Faithfulness) -> dict[str, Any]:
     ]
     note = (
         "Δ is the area between the two removal curves: 0 for a random order, larger is better; from–to is its 95 % interval "
-        "over texts. Signed methods can say that a word speaks against the output; compare like with like."
+        "over texts. Signed methods can say that a word speaks against the output; compare like with like. Comprehensiveness "
+        "is how far the output falls when the most important words go (large is good), sufficiency when only they stay "
+        "(small is good). NAOPC is 1 for the best of all orders and 0 for the worst (short texts, where every order is counted); "
+        "“at most”: longer texts, where these two were only searched for."
     )
     return table_card("Every method", "methods", ["method", "signed", "words are", *names.values()], rows, note)
 
@@ -149,9 +160,13 @@ def survey_data(survey: Survey) -> dict[str, Any]:
         "about": "What holds on this corpus?",
         "model": settings["model"],
         "context": f"{settings['corpus']} · {len(survey.texts)} texts",
-        "findings": [badge_text(survey), *_sentences(paragraph(survey))],
+        "findings": [_sentence(badge_text(survey)), *_sentences(paragraph(survey))],
         "cards": [*cards, _settings(run)],
     }
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def _sentences(text: str) -> list[str]:
@@ -209,8 +224,21 @@ def table_card(
 
 
 def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    rows = [[str(name), str(value)] for name, value in settings.items()]
+    rows = [[SETTINGS.get(str(name), str(name)), _plainly(value)] for name, value in settings.items()]
     return table_card("What was run", "settings", ["setting", "value"], rows, wraps=True)
+
+
+def _plainly(value: Any) -> str:
+    """A setting as a reader writes it: yes and no, lists with commas, a dash for what was left open."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_plainly(one)}" for name, one in value.items()) or "–"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return ", ".join(map(_plainly, value)) or "–"
+    return str(value)
 
 
 def _cell(value: Any) -> Any:
