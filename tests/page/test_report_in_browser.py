@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,17 @@ def test_exports(watched: Any, saved: Any, traced: Any) -> None:
     chart = save("Save whence own share as SVG").read_text(encoding="utf-8")
     assert "foreignObject" not in chart
     assert "polyline" in chart
+    for words in ("How much of itself is left", "ALTI", "Attention rollout"):  # which line is which
+        assert f">{words}</text>" in chart
+    table = page.locator('.card[data-name="own-by-token"] .scroll')
+    hidden = table.evaluate("e => e.scrollWidth - e.clientWidth")
+    assert hidden > 100
+    before = page.locator('.card[data-name="own-by-token"]').bounding_box()
+    assert before is not None
+    picture = save("Save whence own by token as PNG").read_bytes()
+    wide = struct.unpack(">I", picture[16:20])[0]
+    assert wide >= 2 * (before["width"] + hidden)  # all of the table, not what was scrolled to
+    assert page.locator('.card[data-name="own-by-token"]').bounding_box() == before
 
 
 def test_deep_link_opens_the_same_view(watched: Any, saved: Any) -> None:
@@ -368,7 +380,6 @@ def test_what_was_not_searched_in_time_is_grey_and_counted(watched: Any, saved: 
 def _with_unsearched(document: Any, key: str, done: int) -> Any:
     """A copy of the document in which one head's alternative rows beyond `done` were not reached."""
     import json
-    import struct
     import zlib
 
     from whence.reporting.document import Document

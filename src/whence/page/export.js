@@ -1,6 +1,6 @@
 // Any card as SVG or PNG, any table as CSV. Nothing leaves the machine: the browser saves what it drew.
 
-import { h } from "./dom.js";
+import { h, svg } from "./dom.js";
 
 const XHTML = "http://www.w3.org/1999/xhtml";
 const SVG = "http://www.w3.org/2000/svg";
@@ -28,22 +28,35 @@ function styles() {
   return [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]).map((rule) => rule.cssText).join("\n");
 }
 
-function native(chart) {
+const EDGE = 12, LETTER = 6.4; // around a chart; the width of a letter in the names of its lines
+
+// A chart with its title and the names of its lines above it, in SVG that other programs than browsers can show.
+function native(element, chart) {
   const copy = chart.cloneNode(true);
   const pairs = [[chart, copy], ...[...chart.querySelectorAll("*")].map((e, i) => [e, copy.querySelectorAll("*")[i]])];
   for (const [from, to] of pairs) {
     const seen = getComputedStyle(from);
     for (const name of DRAWN) if (seen.getPropertyValue(name)) to.setAttribute(name, seen.getPropertyValue(name));
   }
-  const [, , width, height] = chart.getAttribute("viewBox").split(" ").map(Number);
-  copy.setAttribute("width", width);
-  copy.setAttribute("height", height);
-  const paper = document.createElementNS(SVG, "rect");
-  paper.setAttribute("width", "100%");
-  paper.setAttribute("height", "100%");
-  paper.setAttribute("fill", getComputedStyle(document.documentElement).getPropertyValue("--card").trim());
-  copy.prepend(paper);
-  return { text: new XMLSerializer().serializeToString(copy), width, height };
+  const [, , across, down] = chart.getAttribute("viewBox").split(" ").map(Number);
+  const width = across + 2 * EDGE;
+  const { fontFamily } = getComputedStyle(chart), page = getComputedStyle(document.documentElement);
+  const ink = { fill: page.getPropertyValue("--ink").trim(), "font-family": fontFamily };
+  const above = [svg("text", { x: EDGE, y: EDGE + 13, "font-size": 14, "font-weight": 600, ...ink }, element.getAttribute("aria-label"))];
+  let x = EDGE, y = EDGE + 34;
+  for (const line of element.querySelectorAll(".key li")) {
+    const name = line.textContent.trim(), seen = getComputedStyle(line.querySelector("line"));
+    const room = 30 + LETTER * name.length;
+    if (x > EDGE && x + room > width - EDGE) [x, y] = [EDGE, y + 16];
+    above.push(svg("line", { x1: x, x2: x + 24, y1: y - 4, y2: y - 4, stroke: seen.stroke, "stroke-width": 2.5, "stroke-dasharray": seen.strokeDasharray }),
+      svg("text", { x: x + 30, y, "font-size": 11, ...ink }, name));
+    x += room + 16;
+  }
+  const top = y + EDGE, height = top + down + EDGE;
+  for (const [name, value] of Object.entries({ x: EDGE, y: top, width: across, height: down })) copy.setAttribute(name, value);
+  const root = svg("svg", { xmlns: SVG, width, height, viewBox: `0 0 ${width} ${height}` },
+    svg("rect", { width: "100%", height: "100%", fill: page.getPropertyValue("--card").trim() }), above, copy);
+  return { text: new XMLSerializer().serializeToString(root), width, height };
 }
 
 function copied(element) {
@@ -66,15 +79,36 @@ function copied(element) {
   return copy;
 }
 
-function drawn(element) {
+const LARGEST = 16000; // pixels: what browsers still draw as one picture
+
+// Width and height with nothing left to scroll to. A card grows until its tables are complete; a view keeps its width, and
+// what is wider goes on fading at the side.
+function whole(element, grows) {
+  let { width, height } = element.getBoundingClientRect();
+  element.classList.add("exporting");
+  element.style.maxWidth = "none";
+  for (let i = 0; i < (grows ? 6 : 1); i++) {
+    element.style.width = `${width}px`;
+    height = element.getBoundingClientRect().height;
+    const beyond = Math.max(0, ...[...element.querySelectorAll(".scroll")].map((s) => s.scrollWidth - s.clientWidth));
+    if (beyond < 1) break;
+    width += grows ? beyond : 0;
+  }
+  element.style.maxWidth = element.style.width = "";
+  element.classList.remove("exporting");
+  return { width: Math.ceil(width), height: Math.ceil(height) };
+}
+
+function drawn(element, heading) {
   if (element.figure) {
     const figure = element.figure();
     return { text: new XMLSerializer().serializeToString(figure), width: Number(figure.getAttribute("width")), height: Number(figure.getAttribute("height")) };
   }
   const charts = element.querySelectorAll("svg[data-native]");
-  if (charts.length === 1 && element.classList.contains("chart-card")) return native(charts[0]);
-  const box = element.getBoundingClientRect();
-  const width = Math.ceil(box.width) + 32, height = Math.ceil(box.height) + 32;
+  if (charts.length === 1 && element.classList.contains("chart-card")) return native(element, charts[0]);
+  const box = whole(element, !heading);
+  const above = heading ? Math.ceil(heading.getBoundingClientRect().height) : 0;
+  const width = box.width + 32, height = box.height + above + 32;
   const root = document.createElementNS(SVG, "svg");
   root.setAttribute("width", width);
   root.setAttribute("height", height);
@@ -90,22 +124,26 @@ function drawn(element) {
   body.setAttribute("style", names.map((n) => `${n}:${seen.getPropertyValue(n)}`).join(";") + ";padding:16px");
   const style = document.createElementNS(XHTML, "style");
   style.textContent = styles();
-  body.append(style, copied(element));
+  const copy = copied(element);
+  for (const one of copy.querySelectorAll("[data-more]")) one.dataset.more = heading && one.dataset.more.includes("end") ? "end" : "";
+  body.append(style, ...(heading ? [copied(heading)] : []), copy);
   holder.append(body);
   root.append(holder);
   return { text: new XMLSerializer().serializeToString(root), width, height };
 }
 
-export function saveSVG(element, name) {
-  save(new Blob([drawn(element).text], { type: "image/svg+xml" }), `${name}.svg`);
+// `heading`: what stands above a whole view.
+export function saveSVG(element, name, heading) {
+  save(new Blob([drawn(element, heading).text], { type: "image/svg+xml" }), `${name}.svg`);
 }
 
-export async function savePNG(element, name, scale = 2) {
-  const { text, width, height } = drawn(element);
+export async function savePNG(element, name, heading) {
+  const { text, width, height } = drawn(element, heading);
+  const scale = Math.min(2, LARGEST / Math.max(width, height));
   const picture = new Image();
   picture.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
   await picture.decode();
-  const canvas = h("canvas", { width: width * scale, height: height * scale });
+  const canvas = h("canvas", { width: Math.floor(width * scale), height: Math.floor(height * scale) });
   const context = canvas.getContext("2d");
   context.scale(scale, scale);
   context.drawImage(picture, 0, 0, width, height);

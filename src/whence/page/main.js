@@ -92,8 +92,8 @@ function draw() {
   replace(heading, h("h1", {}, run?.about ?? ABOUT[name]),
     h("p", { class: "context" }, h("b", {}, visible(run?.model ?? manifest.model)), run ? ` · ${visible(run.context)}` : ` · ${stack.tokens.text.length} tokens · ${stack.layers.length} layers × ${stack.heads.length} heads of ${stack.head_size}`,
       h("span", { class: "view-export no-export" },
-        h("button", { type: "button", class: "quiet", onclick: () => saveSVG(main, `whence-${name}`) }, "View as SVG"),
-        h("button", { type: "button", class: "quiet", onclick: () => savePNG(main, `whence-${name}`) }, "View as PNG"))));
+        h("button", { type: "button", class: "quiet", onclick: () => saveSVG(main, `whence-${name}`, heading) }, "View as SVG"),
+        h("button", { type: "button", class: "quiet", onclick: () => savePNG(main, `whence-${name}`, heading) }, "View as PNG"))));
   replace(stacks, manifest.stacks.length > 1 ? manifest.stacks.map((s) => h("button", { type: "button", class: "tab small", "aria-pressed": s === stackOf() ? "true" : "false", onclick: () => go({ stack: s.name, layer: "", head: "", query: "" }) }, s.name)) : "");
   if (main.firstChild !== element) replace(main, element);
   if (kept.view && kept.view !== name) scrollTo(0, 0); // another view begins at its beginning

@@ -10,7 +10,7 @@ export function chartCard(about) {
   const paired = about.lines.some((l) => l.second);
   const series = about.lines.map((l) => ({ ...l, named: !(paired && l.second && about.lines.some((o) => o !== l && o.name === l.name)), full: l.second && about.id.startsWith("curves") ? `${l.name}, ${SECOND}` : l.name }));
   const chart = lineChart({ title: about.title, x: about.x, xLabel: about.x_label, yLabel: about.y_label, series, min: about.least ?? 0, max: about.most ?? undefined, digits: 3 });
-  return card(about.title, about.id, h("div", {}, about.note ? h("p", { class: "hint" }, about.note) : null, chart.el), { csv: chart.csv });
+  return card(about.title, about.id, h("div", {}, about.note ? h("p", { class: "hint" }, about.note) : null, chart.el), { csv: chart.csv, chart: true });
 }
 
 // A column is of numbers, whole or not, or of words: its cells look alike.
