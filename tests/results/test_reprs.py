@@ -48,7 +48,7 @@ def test_numpy(trace: whence.Trace) -> None:
 
 
 def test_xarray_gets_values_labels_and_origin(trace: whence.Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """xarray itself is no dependency: what it is given is looked at."""
+    """What xarray is given, and what is said where it is not installed."""
     given = SimpleNamespace(DataArray=lambda values, **rest: (values, rest))
     monkeypatch.setitem(sys.modules, "xarray", given)
     found = whence.effective_attention(trace.select(layers=[2, 3]))
@@ -64,7 +64,7 @@ def test_xarray_gets_values_labels_and_origin(trace: whence.Trace, monkeypatch: 
 
 
 def test_xarray_itself(trace: whence.Trace) -> None:
-    pytest.importorskip("xarray", reason="not a dependency: pip install xarray")
+    pytest.importorskip("xarray", reason="of the extra dev: pip install -e '.[dev]'")
     found = whence.effective_attention(trace)
     array = found.to_xarray()
     assert array.dims == ("layer", "head", "query", "key")
