@@ -63,7 +63,7 @@ def by_type(subject: Subject) -> str:
     for layer, part in long.groupby("layer"):
         cells = [cell(mean_over_texts(part, f"{side}_{kind}")) for kind in ("start", "end", "punctuation")
                  for side in ("raw", "effective")]  # fmt: skip
-        rows.append([layer, *cells])
+        rows.append([layer + 1, *cells])
     head = [
         "layer",
         *(f"{k}, {s}" for k in ("[CLS] or start", "[SEP] or end", "punctuation") for s in ("raw", "effective")),
@@ -80,10 +80,12 @@ def type_verdicts(subject: Subject) -> list[str]:
         return [f"{subject.title} has no special token at the end: the claim about [SEP] cannot be tried."]
     top = each["raw_end"].idxmax()
     raw, effective = (float(each.loc[top, f"{side}_end"]) for side in ("raw", "effective"))
+    if raw < 0.1:
+        return [f"{subject.title} hardly attends to [SEP] ({raw:.2f} at most): the claim about it cannot be tried."]
     share = effective / raw
     word = "agrees" if share <= 0.2 else "differs in size" if share < 0.8 else "differs"
     told = (
-        f"at its peak (layer {top}) {raw:.2f} raw, {effective:.2f} effective (published, layers 5–10: .48–.57 and ~.03)"
+        f"at its peak (layer {top + 1}) {raw:.2f} raw, {effective:.2f} effective (published, layers 5–10: .48–.57 and ~.03)"
     )
     return [f"{subject.title}: effective attention takes most of the weight from [SEP] **{word}**: {told}."]
 

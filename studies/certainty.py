@@ -124,9 +124,8 @@ def draw(found: dict[Subject, Survey]) -> None:
                  if int((p["certain"] + p["open"]).sum()) >= 10]  # fmt: skip
         right.scatter([r for r, _ in heads], [c for _, c in heads], s=8, alpha=0.6, label=subject.title)
     left.set(xscale="log", xlabel="length, in widths of a head", ylabel="readings unique or certain", ylim=(0, 1.02))
-    left.set_xticks(TIMES, [f"{t:g}" for t in TIMES], minor=False)
+    left.set_xticks([0.5, 1, 2, 4, 8], ["½", "1", "2", "4", "8"])
     left.minorticks_off()
-    left.tick_params(axis="x", labelrotation=60)
     middle.set(xlabel="depth (first layer 0, last 1)", ylabel="rows certain, from 2 widths on", ylim=(0, 1.02))
     right.set(xlabel="r of raw and effective attention", ylabel="rows certain, by head", ylim=(-0.02, 1.02))
     left.legend(fontsize=7)

@@ -26,7 +26,7 @@ def main() -> None:
         rows, by_head = [], heads.groupby(["layer", "head"])["local_global_pearson"].mean()
         for layer, part in heads.groupby("layer"):
             cells = [cell(mean_over_texts(part, f"local_global_{name}")) for name in ("pearson", "spearman", "jsd")]
-            rows.append([int(layer), *cells, f"{by_head[layer].min():.2f} to {by_head[layer].max():.2f}"])
+            rows.append([int(layer) + 1, *cells, f"{by_head[layer].min():.2f} to {by_head[layer].max():.2f}"])
         parts.append(
             f"## {subject.title}\n\n{int(survey.texts['reason'].isna().sum())} sentences of {n.min()}–{n.max()} tokens.\n\n"
             + table(["layer", "Pearson r", "Spearman ρ", "Jensen–Shannon divergence", "r of single heads"], rows)
