@@ -84,9 +84,7 @@ def type_verdicts(subject: Subject) -> list[str]:
         return [f"{subject.title} hardly attends to [SEP] ({raw:.2f} at most): the claim about it cannot be tried."]
     share = effective / raw
     word = "agrees" if share <= 0.2 else "differs in size" if share < 0.8 else "differs"
-    told = (
-        f"at its peak (layer {top + 1}) {raw:.2f} raw, {effective:.2f} effective (published, layers 5–10: .48–.57 and ~.03)"
-    )
+    told = f"at its peak (layer {top + 1}) {raw:.2f} raw, {effective:.2f} effective (published, layers 5–10: .48–.57 and ~.03)"
     return [f"{subject.title}: effective attention takes most of the weight from [SEP] **{word}**: {told}."]
 
 
