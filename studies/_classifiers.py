@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 FOLDER = corpora.WORK / "faithfulness" / "classifiers"
-EPOCHS, BATCH, RATE, WARMUP, DECAY, LONGEST = 3, 32, 1e-4, 0.06, 0.01, 64
+EPOCHS, BATCH, RATE, WARMUP, DECAY, LONGEST = 2, 32, 1e-4, 0.06, 0.01, 64
 LABELS = {0: "negative", 1: "positive"}
 
 

@@ -170,7 +170,7 @@ def write() -> None:
     if trained:
         said = ", ".join(f"seed {t['seed']}: {100 * t['accuracy']:.1f} %" for t in trained)
         lines.append(
-            "The six-layer classifier is the embedded MiniLM, fine-tuned on SST-2's 6,920 sentences (three epochs); accuracy on "
+            "The six-layer classifier is the embedded MiniLM, fine-tuned on SST-2's 6,920 sentences (two epochs); accuracy on "
             f"the 1,821 test sentences: {said}. bert-tiny (2 layers) has 83 %."
         )
     lines += page.run_section(
