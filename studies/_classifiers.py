@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import shutil
 import sys
@@ -21,6 +22,9 @@ import _corpora as corpora
 import torch
 from torch import nn
 
+MODELS = Path(os.environ.get("WHENCE_MODELS", corpora.ROOT.parent / "shared" / "models"))
+TINY = MODELS / "bert-tiny-sst2"
+"""A classifier of two layers that is there already."""
 FOLDER = corpora.WORK / "faithfulness" / "classifiers"
 EPOCHS, BATCH, RATE, WARMUP, DECAY, LONGEST = 2, 32, 1e-4, 0.06, 0.01, 64
 LABELS = {0: "negative", 1: "positive"}
