@@ -106,6 +106,8 @@ def test_the_prediction_shows_methods_side_by_side(watched: Any, tmp_path: Path)
         [r[0], *(f"{v:.3f}".replace("-", "−").replace("−0.000", "0.000") for v in r[2:4]), r[4]] for r in card["rows"]
     ]
     assert page.locator('.card[data-name^="curves-"] .chart').count() == 2
+    certain = report.document.manifest["prediction"]["removal"]["certain"]
+    assert [row[0] for row in rows_of(page, "certain")] == [row[0] for row in certain["rows"]]
     assert view.serious() == []
     assert not view.errors
 

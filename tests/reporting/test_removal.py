@@ -7,6 +7,7 @@ import pytest
 import whence
 from tests.faithful.faithful_models import tiny_classifier
 from tests.surveys.survey_models import some_texts
+from whence.reading.rerun.substitution import Replace
 from whence.reporting import removal
 from whence.reporting.removal import removal_data
 
@@ -30,6 +31,32 @@ def test_deltas_and_curves_are_those_of_faithfulness() -> None:
     [line] = [one for one in curves[0]["lines"] if titles.get(one["name"]) == "rollout" and one["second"]]
     assert line["values"] == pytest.approx(frame["output"].tolist(), abs=1e-8)
     assert found["sentences"]
+
+
+def test_each_contribution_of_the_row_read_out_has_its_proved_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shares are those of one layer's ALTI and norms, inside the bounds; another attention with the same outputs too."""
+    trace = whence.trace(tiny_classifier(), TEXT)
+    card = (removal_data(trace, ["rollout"]) or {})["certain"]
+    rows = {int(row[0].split()[0]): row for row in card["rows"]}
+    other = whence.doppelganger(trace, rounds=1, sample=1)
+    changed = whence.substitute(
+        trace, [Replace(layer, w) for layer, w in zip(other.layers, other.values, strict=True)]
+    ).trace
+    assert other.total_variation > 0.01
+    for name, at in (("alti", 1), ("norms", 4)):
+        for one in (trace, changed):
+            shares = whence.contributions(one, name).values[-1, 0]
+            for j, row in rows.items():
+                assert row[at + 1] - 1e-4 <= float(shares[j]) <= row[at + 2] + 1e-4
+        assert [rows[j][at] for j in range(len(rows))] == pytest.approx(
+            whence.contributions(trace, name).values[-1, 0].tolist(), abs=1e-4
+        )
+    assert {row[7] for row in card["rows"]} == {"no"}
+    assert "is not certain" in card["note"]
+    monkeypatch.setattr(removal, "FIXED", 1.0)
+    assert {row[7] for row in removal.certain_data(trace)["rows"]} == {"yes"}
+    monkeypatch.setattr(removal, "MOST_WEIGHTS", 1)
+    assert "removal=True" in removal.certain_data(trace)["reason"]
 
 
 def test_what_takes_long_or_has_no_text_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

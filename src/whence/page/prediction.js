@@ -25,6 +25,12 @@ function another(source) {
   }), say);
 }
 
+// For a text on which other attention gives the same outputs: each contribution with its proved bounds.
+function certain(about) {
+  if (!about) return null;
+  return about.reason ? card("Which contributions are determined?", "certain", h("p", { class: "hint" }, `Not bounded here: ${about.reason}`)) : tableCard(about);
+}
+
 // The explanations put to the test: words removed in their order, and whether other attention would explain otherwise.
 function tested(removal) {
   if (!removal) return null;
@@ -32,7 +38,7 @@ function tested(removal) {
   const [table, ...curves] = removal.cards;
   const element = tableCard(table);
   element.querySelector(".card-body").append(h("p", { class: "hint" }, removal.sentences.join(" ")));
-  return [element, h("div", { class: "columns" }, curves.map(chartCard))];
+  return [element, h("div", { class: "columns" }, curves.map(chartCard)), certain(removal.certain)];
 }
 
 export function predictionView(source) {

@@ -6,14 +6,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from whence import method_table
 from whence.core.numerics.tolerances import SAME_ROW
 from whence.errors import InputError, WhenceError
+from whence.faithful.contribution_bounds import contribution_bounds
 from whence.faithful.determined import Determined, determined
 from whence.faithful.evaluate import faithfulness
 from whence.faithful.result import Faithfulness
+from whence.mixing.prediction import prediction_of
 from whence.model.load import Model
 from whence.reading.trace import Trace
 from whence.reporting.attention import json_value
@@ -24,6 +27,9 @@ SECONDS = 6.0
 SEARCH = 3.0
 """Seconds for other attention with the same outputs."""
 ORDERS = 4  # random orders, for the grey line
+MOST_WEIGHTS = 1600  # bounded unasked: a few seconds
+FIXED = 0.05
+"""Bounds of a share that are this near say what it is."""
 
 
 def removal_data(trace: Trace, methods: Sequence[str], asked: bool | None = None) -> dict[str, Any] | None:
@@ -48,7 +54,52 @@ def removal_data(trace: Trace, methods: Sequence[str], asked: bool | None = None
         fixed = str(problem)
     sentences = [fixed] if isinstance(fixed, str) else [*fixed.verdict()[:1]]
     cards = [_methods(result, fixed), *(_curves(result, operator) for operator in result.operators)]
-    return {"cards": cards, "sentences": sentences}
+    moves = isinstance(fixed, Determined) and fixed.total_variation >= SAME_ROW
+    return {"cards": cards, "sentences": sentences, "certain": certain_data(trace, asked) if moves else None}
+
+
+def certain_data(trace: Trace, asked: bool | None = None) -> dict[str, Any]:
+    """Each token's share of the state that is read out, by ALTI and by norms, with its proved bounds; or a `reason`.
+
+    The bounds hold for *every* attention of the last layer with the same head outputs. The row is the one that the head
+    reads most; a share counts as fixed if its bounds are within `FIXED` of each other.
+    """
+    model, stack = trace.model, trace.of()
+    last = stack.layers[-1]
+    weights = len(last.heads) * len(stack.key_tokens)
+    try:
+        if model is None:
+            raise InputError("the trace came without its model.")
+        if weights > MOST_WEIGHTS and not asked:
+            raise InputError(
+                f"{weights:,} weights would have to be bounded; whence.report(trace, removal=True) does it."
+            )
+        row = int(prediction_of(model, trace, None, None, None).rows.argmax())
+        bounds = contribution_bounds(trace, last.index, row)
+    except WhenceError as problem:
+        return {"reason": str(problem)}
+    alti, norms = (
+        [np.maximum(getattr(bounds, name), 0) / np.maximum(getattr(bounds, name), 0).sum(), *bounds.shares(name)]
+        for name in ("alti", "norms")
+    )
+    fixed = {name: shares[2] - shares[1] <= FIXED for name, shares in (("ALTI", alti), ("norms", norms))}
+    words = {(True, True): "yes", (True, False): "ALTI's", (False, True): "the norms'", (False, False): "no"}
+    rows = [
+        [
+            f"{j} {bounds.tokens[j]}",
+            *(json_value(round(float(part[j]), 4)) for part in (*alti, *norms)),
+            words[bool(fixed["ALTI"][j]), bool(fixed["norms"][j])],
+        ]
+        for j in np.argsort(-alti[0], kind="stable").tolist()
+    ]
+    columns = ["token", "ALTI", "at least", "at most", "norms", "norms at least", "norms at most", "fixed?"]
+    n = len(rows)
+    note = (
+        f"Shares of the state of {bounds.tokens[row]!r} in layer {last.index}, which the prediction is read from, with bounds "
+        f"over every attention that gives the same head outputs. Fixed to {FIXED:g}: {int(fixed['ALTI'].sum())} of {n} by ALTI, "
+        f"{int(fixed['norms'].sum())} of {n} by norms. {bounds.sentence()}"
+    )
+    return table_card("Which contributions are determined?", "certain", columns, rows, note)
 
 
 def _affordable(model: Model, trace: Trace, methods: int, asked: bool | None) -> None:
