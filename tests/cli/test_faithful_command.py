@@ -42,6 +42,9 @@ def test_a_table_and_a_verdict(folder: Path, table: Path, tmp_path: Path, capsys
     assert code == 0, err
     assert "rollout" in out
     assert "4 texts: too few" in out
+    assert out.index("drop") < out.index("mask") < out.index("4 texts: too few") < out.index("chance")
+    assert "…" not in out.replace(" … ", "")  # nothing is cut at 80 columns
+    assert '"plausibility"' in page.read_text()
     assert page.read_text().count('"kind":"chart"') == 2  # words deleted, words masked
     assert "alti" in page.read_text()
     before = save.read_bytes()
@@ -59,6 +62,7 @@ def test_json_gold_labels_and_limit(folder: Path, table: Path, capsys: pytest.Ca
     )  # fmt: skip
     assert code == 0, err
     found = json.loads(out)
+    assert found["plausibility"] is None
     assert found["table"][0]["texts"] == 3
     assert found["settings"]["operators"] == ["drop"]
 

@@ -40,7 +40,7 @@ def command(
     pair: Annotated[str | None, typer.Option("--pair", help="The column of second texts.")] = None,
     label: Annotated[str | None, typer.Option("--label", help="The column of gold labels.")] = None,
     rationales: Annotated[
-        str | None, typer.Option("--rationales", help="A column of marks (0 1 1 …) or of spans [[start, end], …].")
+        str | None, typer.Option("--rationales", help="A column of marks (0 1 1 …), or of character spans as JSON.")
     ] = None,
     text_format: Annotated[
         str | None, typer.Option("--read-as", help="How to read TEXTS, where its name does not say.")
@@ -112,27 +112,43 @@ def parse_rationale(cell: Any, row: int) -> list[Any]:
 
 
 def show(faithfulness: Faithfulness) -> None:
-    """The table, best first, and the verdict."""
+    """A table for each way of removing words, best first, then the verdict, and plausibility where there are rationales."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
 
-    if faithfulness.paired:
-        frame = faithfulness.table()
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        table.add_column("method")
-        table.add_column("signed")
-        for operator in faithfulness.operators:
-            for name in (f"Δ {operator}", "comp", "suff", "NAOPC"):
-                table.add_column(name, justify="right")
-        for method in frame["method"].unique():
-            cells = [escape(method), {True: "yes", False: "no"}.get(faithfulness.signed.get(method), "")]  # type: ignore[arg-type]
-            for operator in faithfulness.operators:
-                row = frame[(frame["method"] == method) & (frame["operator"] == operator)].iloc[0]
-                naopc = row["naopc"] if row["naopc"] == row["naopc"] else row["naopc_beam"]
-                cells.append(f"{row['delta']:.2f} [{row['low']:.2f}, {row['high']:.2f}]")
-                cells += [f"{row['comp']:.2f}", f"{row['suff']:.2f}", f"{naopc:.2f}" if naopc == naopc else "–"]
-            table.add_row(*cells)
+    from whence.faithful.plausibility import MEASURES, of_run
+
+    frame = faithfulness.table() if faithfulness.paired else None
+    for operator in faithfulness.operators if frame is not None else ():
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, title=f"words removed: {operator}", title_justify="left")
+        table.add_column("method", no_wrap=True)
+        for name in ("signed", "Δ", "95 %", "comp", "suff", "NAOPC"):
+            table.add_column(name, justify="left" if name == "signed" else "right", no_wrap=True)
+        for row in frame[frame["operator"] == operator].to_dict("records"):  # type: ignore[index]
+            exact = row["naopc"] == row["naopc"]
+            naopc = row["naopc"] if exact else row["naopc_beam"]
+            table.add_row(
+                escape(row["method"]),
+                {True: "yes", False: "no"}.get(faithfulness.signed.get(row["method"]), ""),  # type: ignore[arg-type]
+                f"{row['delta']:.2f}",
+                f"{row['low']:.2f} … {row['high']:.2f}",
+                f"{row['comp']:.2f}",
+                f"{row['suff']:.2f}",
+                f"{'' if exact else '≤ '}{naopc:.2f}" if naopc == naopc else "–",
+            )
         results.print(table)
     for sentence in faithfulness.verdict():
         results.print(escape(sentence), soft_wrap=True)
+    plausible = of_run(faithfulness)
+    if plausible is not None:
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, title="against the rationales", title_justify="left")
+        table.add_column("method", no_wrap=True)
+        for name in MEASURES:
+            table.add_column(name.upper(), justify="right")
+        for row in plausible.table().sort_values("ap", ascending=False).to_dict("records"):
+            table.add_row(escape(str(row["method"])), *(f"{row[name]:.2f}" for name in MEASURES))
+        results.print(table)
+        results.print(
+            f"{len(plausible.numbers)} texts with marked and unmarked words. Plausible is not faithful.", soft_wrap=True
+        )

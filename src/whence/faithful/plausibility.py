@@ -95,6 +95,14 @@ def plausibility(attributions: Any, rationales: Sequence[Any] | None = None) -> 
     return Plausibility(methods, np.array(values), np.array(chances), tuple(numbers), tuple(skipped))
 
 
+def of_run(run: Faithfulness) -> Plausibility | None:
+    """The plausibility of a run with rationales; None where it has none, or none with marked and unmarked words."""
+    marked = [run.records[i].marks for i in run.paired]
+    if not marked or any(m is None for m in marked) or not any(0 < sum(m or ()) < len(m or ()) for m in marked):
+        return None
+    return plausibility(run)
+
+
 def _given(attributions: Any, rationales: Sequence[Any] | None) -> tuple[dict[str, Any], Sequence[Any], list[int]]:
     if isinstance(attributions, Faithfulness):
         records = attributions.records

@@ -283,12 +283,16 @@ class Faithfulness:
         return cls(first, tuple(r for p in parts for r in p.records))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON: what was run, the table and the verdict."""
+        """Plain data, for JSON: what was run, the table, the verdict, and plausibility where there are rationales."""
+        from whence.faithful.plausibility import of_run
+
         table = self.table().astype(object)
+        plausible = of_run(self)
         return {
             **self.identity.to_dict(),
             "table": table.where(table.notna(), None).to_dict("records"),
             "verdict": list(self.verdict()),
+            "plausibility": None if plausible is None else plausible.to_dict(),
             "failures": {name: [list(one) for one in many] for name, many in self.failures.items()},
         }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whence.errors import InputError
+from whence.faithful.plausibility import MEASURES, of_run
 from whence.faithful.result import Faithfulness
 from whence.reporting.attention import json_value
 from whence.surveys.card import badge_text, paragraph
@@ -68,6 +69,7 @@ def faithfulness_data(result: Faithfulness) -> dict[str, Any]:
     cards = []
     if result.paired:
         cards = [_methods(result), *(curves_card(result, operator) for operator in result.operators), _worst(result)]
+        cards += _plausible(result)
     settings = {**result.settings, "weights": result.identity.hashes.get("weights"), **result.identity.versions}
     return {
         "name": "faithfulness",
@@ -136,6 +138,21 @@ def _worst(result: Faithfulness) -> dict[str, Any]:
 
 
 # --- surveys ---------------------------------------------------------------------------------------------------------
+
+
+def _plausible(result: Faithfulness) -> list[dict[str, Any]]:
+    """A card where the run has rationales."""
+    found = of_run(result)
+    if found is None:
+        return []
+    table = found.table().sort_values("ap", ascending=False)
+    rows = [[str(r["method"]), *(float(r[name]) for name in MEASURES)] for r in table.to_dict("records")]
+    note = (
+        f"{len(found.numbers)} texts with marked and unmarked words. AP is average precision; F1 and IOU at the number of marked "
+        "words; MRR the rank of the first. Chance is exact. Plausible is not faithful."
+    )
+    columns = ["method", "AP", "F1", "IOU", "MRR"]
+    return [table_card("Would a person mark the same words?", "plausibility", columns, rows, note)]
 
 
 def survey_data(survey: Survey) -> dict[str, Any]:
