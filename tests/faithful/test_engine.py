@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import whence
 from tests.faithful.faithful_models import WEIGHTS
 from whence.errors import InputError
 from whence.faithful.engine import Engine, batches, full
@@ -155,3 +156,5 @@ def test_a_model_without_a_head_is_refused(classifier: Model) -> None:
     asked = question(classifier)
     with pytest.raises(InputError, match="no head"):
         Engine(headless).values(asked, "drop", [0])
+    with pytest.raises(InputError, match="no head"):
+        whence.faithfulness(headless, "the film was good", "rollout")

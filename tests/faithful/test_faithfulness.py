@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import whence
 from tests.faithful.faithful_models import WEIGHTS, WORDS
@@ -250,6 +251,7 @@ def test_a_text_of_one_unit_is_counted_and_not_scored(additive: Model) -> None:
         ({"operators": ()}, "choose among"),
         ({"ceiling": "sky"}, "sky"),
         ({"random": -1}, "random=-1"),
+        ({"random": 1.5}, r"random=1\.5"),
         ({"methods": []}, "no method"),
         ({"methods": {"mine": [[1.0]]}}, "scores for 1 texts"),
         ({"methods": [perfect, perfect]}, "came twice"),
@@ -268,6 +270,12 @@ def test_bad_input_is_refused(additive: Model, options: dict[str, Any], said: st
 def test_no_texts_and_wrong_scores(additive: Model) -> None:
     with pytest.raises(InputError, match="no texts"):
         whence.faithfulness(additive, [], METHODS)
+    with pytest.raises(InputError, match="texts=None"):
+        whence.faithfulness(additive, None, METHODS)
+    with pytest.raises(InputError, match="text 1: the text '' is empty"):
+        whence.faithfulness(additive, [TEXTS[0], ""], METHODS)
+    broken = whence.faithfulness(additive, TEXTS[:2], {"mine": [[1.0], [2.0]]})
+    assert broken.verdict()[-1] == "No method explained any text: there is nothing to compare."
     found = whence.faithfulness(additive, TEXTS[:2], [perfect, lambda _model, _text: [1.0, 2.0]])
     assert "scores of shape (2,)" in found.failures["<lambda>"][0][1]
 
@@ -306,3 +314,26 @@ def test_a_data_set_and_an_encoding_are_taken_as_they_are(classifier: Model) -> 
     assert len(whence.faithfulness(classifier, data, target="gold", **settings).records) == 2
     encoded = classifier.tokenizer(texts, padding=True, return_tensors="pt")
     assert whence.faithfulness(classifier, encoded, **settings).table().equals(expected.table())
+
+
+def test_an_encoder_decoder_loses_source_tokens_and_its_target_is_forced(translator: Model) -> None:
+    """Against a plain loop over the model: the source without its first k words, what was written as it is."""
+    source, written = "the film was good and very fine", "the film"
+    found = whence.faithfulness(
+        translator, [(source, written)], ["alti", "occlusion", "last-attention"], "good", ceiling="none", random=1
+    )
+    record = found.records[0]
+    assert record.units == tuple(source.split())
+    assert "scores what was written" in record.failures["last-attention"]
+    forced = torch.tensor([[0, *translator.tokenizer(written).input_ids[:-1]]])  # begun, and not ended
+    target = translator.tokenizer.convert_tokens_to_ids("good")
+    for method, scores in record.scores.items():
+        order = np.argsort(-np.array(scores), kind="stable")
+        for k in range(len(order)):
+            left = [w for i, w in enumerate(source.split()) if i not in order[:k]]
+            ids = translator.tokenizer(" ".join(left), return_tensors="pt").input_ids
+            with torch.no_grad():
+                logits = translator.model(input_ids=ids, decoder_input_ids=forced).logits[0, -1].double()
+            assert record.curves["drop"][method].forward[k] == pytest.approx(
+                float(logits.softmax(-1)[target]), abs=1e-6
+            )

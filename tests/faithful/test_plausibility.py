@@ -81,3 +81,7 @@ def test_bad_input() -> None:
         whence.plausibility({"a": [[1, 2]]}, [[1, 1]])
     with pytest.raises(InputError, match="takes"):
         whence.plausibility([[1, 2]], [[1, 0]])
+    with pytest.raises(InputError, match="text 0: a has scores that are not finite"):
+        whence.plausibility({"a": [[1, float("nan")]]}, [[1, 0]])
+    with pytest.raises(InputError, match=r"text 0: its rationale is \[2, 0\]"):
+        whence.plausibility({"a": [[1, 2]]}, [[2, 0]])

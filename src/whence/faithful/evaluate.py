@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,8 @@ def faithfulness(
     operators = _operators(operators, chosen)
     if ceiling is not None and ceiling not in CEILINGS:
         raise InputError(f"ceiling={ceiling!r} is not one of {', '.join(CEILINGS)}.")
-    if random < 0:
-        raise InputError(f"random={random}: give 0 or more pairs of random orders.")
+    if not isinstance(random, int) or random < 0:
+        raise InputError(f"random={random!r}: give 0 or more pairs of random orders, a whole number.")
     for name, many in (("rationales", rationales), ("documents", documents)):
         if many is not None and len(many) != len(given):
             raise InputError(f"{name} has {len(many)} entries for {len(given)} texts: give one for each.")
@@ -117,7 +117,8 @@ def faithfulness(
                 say(f"The run in {str(save)!r} is finished: nothing was done.")
             return Faithfulness(identity, tuple(finished[key] for key in saved.finished))
         for number, text in enumerate(given):
-            question, output = _question(chosen, text, targets[number], foils[number], units, engine, truncate)
+            with _of_text(number, len(given)):
+                question, output = _question(chosen, text, targets[number], foils[number], units, engine, truncate)
             rationale = None if rationales is None else rationales[number]
             key = _key(question, asked, number, rationale)
             if key not in finished:
@@ -132,6 +133,15 @@ def faithfulness(
         if saved is not None:
             saved.finish([record.key for record in records])
     return Faithfulness(identity, tuple(records))
+
+
+@contextmanager
+def _of_text(number: int, texts: int) -> Iterator[None]:
+    """Errors about one of many texts say which."""
+    try:
+        yield
+    except InputError as problem:
+        raise problem if texts == 1 else InputError(f"text {number}: {problem}") from problem
 
 
 def _key(question: TextQuestion, asked: Iterable[Explainer], number: int, rationale: Any) -> str:
@@ -160,6 +170,8 @@ def _entry(given: Any) -> Any:
 def _texts(texts: Any) -> list[Any]:
     if isinstance(texts, Mapping) or hasattr(texts, "input_ids"):  # a BatchEncoding: one text per row
         return [{name: rows[i] for name, rows in dict(texts).items()} for i in range(len(texts["input_ids"]))]
+    if not isinstance(texts, Iterable):
+        raise InputError(f"texts={texts!r} is a {type(texts).__name__}: give a text, or a list of texts.")
     given = [texts] if isinstance(texts, (str, tuple)) else list(texts)
     if isinstance(texts, Texts):
         given = [t if len(t) > 1 else t[0] for t in texts.sequences]

@@ -73,7 +73,7 @@ def plausibility(attributions: Any, rationales: Sequence[Any] | None = None) -> 
     methods = tuple(given)
     values, chances, numbers, skipped = [], [], [], []
     for number in candidates:
-        marked = np.asarray(marks[number], dtype=bool)
+        marked = _marks(marks[number], number)
         if marked.all() or not marked.any():
             skipped.append(number)
             continue
@@ -84,6 +84,8 @@ def plausibility(attributions: Any, rationales: Sequence[Any] | None = None) -> 
                 raise InputError(
                     f"text {number}: {method} has {len(scores)} scores and the rationale {len(marked)} marks; they must align."
                 )
+            if not np.isfinite(scores).all():
+                raise InputError(f"text {number}: {method} has scores that are not finite.")
             row.append(measures(scores, marked))
         values.append(row)
         chances.append(chance(len(marked), int(marked.sum())))
@@ -101,6 +103,15 @@ def of_run(run: Faithfulness) -> Plausibility | None:
     if not marked or any(m is None for m in marked) or not any(0 < sum(m or ()) < len(m or ()) for m in marked):
         return None
     return plausibility(run)
+
+
+def _marks(given: Any, number: int) -> AnyArray:
+    marks = np.asarray(given)
+    if marks.ndim != 1 or not np.isin(marks, (0, 1)).all():
+        raise InputError(
+            f"text {number}: its rationale is {str(given)[:60]}: give a list of 0/1 marks, one for each score."
+        )
+    return marks.astype(bool)
 
 
 def _given(attributions: Any, rationales: Sequence[Any] | None) -> tuple[dict[str, Any], Sequence[Any], list[int]]:

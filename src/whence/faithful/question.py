@@ -142,6 +142,12 @@ def asking_position(model: Model, prepared: Prepared) -> int | None:
     can_generate = getattr(model.model, "can_generate", None)
     if callable(can_generate) and can_generate():
         return prepared.length - 1
+    head = getattr(model.model, "get_output_embeddings", None)
+    if not callable(head) or head() is None:
+        raise InputError(
+            f"{model.name} makes no prediction (it has no head), so nothing can be watched while words are removed: load it "
+            "with a task, such as 'text-classification' or 'fill-mask'."
+        )
     raise InputError(
         f"the text {str(prepared.text)[:60]!r} has {len(at)} mask tokens: a masked language model predicts one. Write "
         f"{getattr(model.tokenizer, 'mask_token', '[MASK]')} once, where it should predict."

@@ -20,6 +20,8 @@ def sentences(result: Faithfulness) -> tuple[str, ...]:
     short = sum(not r.scored for r in result.records)
     if short:
         said.append(f"{short} of {len(result.records)} texts have fewer than two units and are not scored.")
+    if not result.methods and result.failures:
+        return (*said, "No method explained any text: there is nothing to compare.")
     if not result.paired:
         return (*said, "No text can be scored: there is no verdict.")
     if not result.settings["random"]:
