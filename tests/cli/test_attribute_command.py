@@ -62,3 +62,10 @@ def test_a_classifiers_contrast(shared_models: Path, capsys: pytest.CaptureFixtu
     assert code == 0
     assert (data["provenance"]["settings"]["target"], data["provenance"]["settings"]["foil"]) == (1, 0)
     assert max(zip(data["values"], data["tokens"]["text"], strict=True))[1] == "great"
+
+
+def test_what_is_explained_has_its_name(shared_models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(shared_models / "bert-tiny-sst2")
+    code, out, _ = run(capsys, "attribute", "A great film.", "--model", model, "--method", "occlusion", "--quiet")
+    assert code == 0
+    assert "bert-tiny-sst2: the class ‘positive’." in out

@@ -15,7 +15,7 @@ import typer
 
 from whence import cli
 from whence import method_table as registry
-from whence.cli import _app, main
+from whence.cli import _app, main, paragraphs
 from whence.errors import InputError, ModelError, UnavailableError, WhenceError
 from whence.model import catalogue
 
@@ -92,6 +92,7 @@ def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         (["nope"], "No such command 'nope'. See: whence --help"),
+        (["lok"], "No such command 'lok'. Did you mean 'look'? See: whence --help"),
         (["methods", "--nope"], "No such option: --nope. See: whence methods --help"),
     ],
 )
@@ -100,6 +101,27 @@ def test_wrong_usage_is_one_sentence(arguments: list[str], message: str) -> None
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.strip() == f"error: {message}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["look", "a", "--epsilon", "3"], "error: --epsilon 3.0; give a share of the attention"),
+        (["decide", "a", "--rule", "most"], "error: the rule 'most' is not understood"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_the_model_is_read(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--model", "./nowhere"]) == 2  # a folder that is not there would be refused otherwise
+    assert capsys.readouterr().err.startswith(message)
+
+
+def test_the_help_of_a_command_is_broken_by_the_window_alone() -> None:
+    assert (
+        paragraphs("One line\n    and its rest.\n\n    Another\n    one.\n    ")
+        == "One line and its rest.\n\nAnother one."
+    )
 
 
 # --- errors ---------------------------------------------------------------------------------------

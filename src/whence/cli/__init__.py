@@ -7,6 +7,7 @@ add its name here. It imports torch and transformers inside the function: `whenc
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Sequence
 
 import typer
@@ -57,8 +58,13 @@ def build() -> typer.Typer:
 
     for name in COMMANDS:
         module = importlib.import_module(f"whence.cli.{name}")
-        app.command(name.strip("_").replace("_", "-"))(module.command)
+        app.command(name.strip("_").replace("_", "-"), help=paragraphs(module.command.__doc__))(module.command)
     return app
+
+
+def paragraphs(docstring: str | None) -> str:
+    """A docstring whose paragraphs are one line each, so that a window of any width breaks them where it must."""
+    return "\n\n".join(" ".join(one.split()) for one in inspect.cleandoc(docstring or "").split("\n\n"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -67,6 +68,11 @@ Options = Annotated[
     list[str] | None,
     typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of the method, as whence methods lists them."),
 ]
+
+
+def in_quotes(token: str) -> str:
+    """A token in a sentence: ‘noon’, but [CLS] and <|endoftext|> as they are."""
+    return token if re.fullmatch(r"\[[A-Z]+\]|<[^<> ]+>", token) else f"‘{token}’"
 
 
 def watched(quiet: bool) -> bool:
@@ -157,7 +163,7 @@ def _failed(error: Exception) -> int:
         if text := usage():  # empty where there were no arguments at all: the help was printed
             context = getattr(error, "ctx", None)
             where = context.command_path if context is not None else "whence"
-            _say(f"{text.rstrip('.')}. See: {where} --help")
+            _say(f"{text.removesuffix('.')}{'' if text.endswith('?') else '.'} See: {where} --help")
         return MISUSED
     hint = "" if _debug else " Run it again with --debug to see where."
     _say(f"{type(error).__name__}: {str(error) or 'no message'} (this should not happen).{hint}")

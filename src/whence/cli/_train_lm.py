@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whence.cli._app import messages, results
+from whence.cli._app import messages, results, watched
 from whence.cli._output import frame_of, put_out
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def train_lm(
         put_out(how, table=table, data=found.to_dict, frame=found.to_frame)
         return
     say = (lambda _: None) if quiet else messages.print
-    trained = train_language_model(documents, out=out, settings=settings, quiet=quiet, say=say)
+    trained = train_language_model(documents, out=out, settings=settings, quiet=not watched(quiet), say=say)
     if os.environ.get("RANK", "0") != "0":  # one process speaks for all
         return
     told = trained.metrics | {"folder": str(out)}

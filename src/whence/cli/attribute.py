@@ -82,7 +82,7 @@ def command(
         plain_data = {name: scores.to_dict() for name, scores in shown.items()}
         return plain_data[names[0]] if len(names) == 1 else plain_data
 
-    put_out(how, table=lambda: _show(shown), data=data, frame=lambda: _frame(shown))
+    put_out(how, table=lambda: _show(shown, loaded), data=data, frame=lambda: _frame(shown))
 
 
 def _frame(shown: dict[str, Any]) -> pd.DataFrame:
@@ -103,7 +103,7 @@ def _gathered(scores: Any, words: bool, by: str | None) -> Any:
     return scores.by(by)
 
 
-def _show(attributions: dict[str, Any]) -> None:
+def _show(attributions: dict[str, Any], model: Any) -> None:
     if any(hasattr(scores, "by") for scores in attributions.values()):
         for name, scores in attributions.items():
             results.print(f"{name} of {scores.provenance.model}: the answer, and the inputs that count most")
@@ -127,10 +127,20 @@ def _show(attributions: dict[str, Any]) -> None:
     if settings.get("target") is None:
         explained = "no prediction (the model has no head): the mean of all final states"
     else:
-        rather = "" if settings.get("foil") is None else f" rather than {settings['foil']}"
-        place = "" if settings.get("position") is None else f" at position {settings['position']}"
-        explained = f"number {settings['target']} of the output{rather}{place}"
+        from whence.reporting.outputs import class_name, token_name
+
+        position = settings.get("position")
+        what, name = ("the token", token_name) if _writes(model) else ("the class", class_name)
+        called = {k: f"‘{name(model, settings[k])}’" for k in ("target", "foil") if isinstance(settings.get(k), int)}
+        rather = "" if settings.get("foil") is None else f" rather than {called.get('foil', settings['foil'])}"
+        place = "" if position is None else f" at position {position}"
+        explained = f"{what} {called.get('target', settings['target'])}{rather}{place}"
     results.print(f"{first.provenance.model}: {explained}.", soft_wrap=True)
+
+
+def _writes(model: Any) -> bool:
+    """Whether the model's outputs are tokens of its vocabulary, and not classes."""
+    return "Classification" not in type(model.model).__name__ and getattr(model.model.config, "vocab_size", 0) > 0
 
 
 def _groups(attributions: dict[str, Attribution]) -> list[dict[str, Attribution]]:

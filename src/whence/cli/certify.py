@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Quiet, results, working
+from whence.cli._app import Debug, Json, Quiet, in_quotes, results, working
 from whence.cli._model import ModelChoice, takes_model
 from whence.cli._output import Format, chosen_format, put_out
 
@@ -91,7 +91,7 @@ def show(row: TokenCertificate, checked: bool, verified: Verification | None) ->
 
     assert row.tokens is not None
     assert row.key_tokens is not None
-    title = f"Layer {row.layer}, head {row.head}, from ‘{escape(row.tokens[row.query])}’ (token {row.query})"
+    title = f"Layer {row.layer}, head {row.head}, from {escape(in_quotes(row.tokens[row.query]))} (token {row.query})"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("key", justify="right")
     table.add_column("token")
@@ -116,7 +116,7 @@ def show(row: TokenCertificate, checked: bool, verified: Verification | None) ->
         )
     certain = row.pairs[row.certain].tolist()
     if certain:
-        pairs = ", ".join(f"‘{row.key_tokens[i]}’ > ‘{row.key_tokens[j]}’" for i, j in certain)
+        pairs = ", ".join(f"{in_quotes(row.key_tokens[i])} > {in_quotes(row.key_tokens[j])}" for i, j in certain)
         results.print(f"Certain orders: {escape(pairs)}.", soft_wrap=True)
     results.print("The proofs were checked without the solver." if checked else "[red]A proof failed its check.[/red]")
     if verified is not None:

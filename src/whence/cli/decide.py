@@ -65,6 +65,10 @@ def command(
     """
     how = chosen_format(format_, as_json)
     check_plot(plot)
+    if not text.lower().endswith(".wav") and rule != "atoms":
+        from whence import rules
+
+        rules.parse(rule)  # a rule that is not understood is refused before the model is read
     with working(f"Reading {source.model}", quiet):
         loaded = source.load()
     with working("Deciding", quiet):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Quiet, check_report, messages, results, watched, working
+from whence.cli._app import Debug, Json, Quiet, check_report, in_quotes, messages, results, watched, working
 from whence.cli._browser import open_in_browser
 from whence.cli._model import Chat, Continuation, MaxNewTokens, ModelChoice, takes_model
 from whence.cli._output import Format, chosen_format, put_out
@@ -68,6 +68,9 @@ def command(
         raise InputError("--open opens the report: leave out --no-report, or give --report a file name.")
     if where is not None:
         check_report(where)
+    from whence.core.attention.verdict import check_epsilon
+
+    check_epsilon(epsilon)
     with working(f"Reading {source.model}", quiet):
         from whence.model.memory import fixed
 
@@ -199,7 +202,7 @@ def show(trace: Trace, overview: Overview, example: dict[str, Any] | None, made_
             results.print("    " + escape(row.sentence(row.widest)), soft_wrap=True)
     if example is not None:
         results.print("[bold]A counter-example, put into the model:[/bold]")
-        where = f"layer {example['layer']} head {example['head']}, row ‘{example['query_token']}’"
+        where = f"layer {example['layer']} head {example['head']}, row {in_quotes(example['query_token'])}"
         results.print(f"  {where}: " + escape(example["sentence"]), soft_wrap=True)
 
     show_provenance(made_of)
@@ -218,8 +221,10 @@ def show_provenance(made_of: dict[str, Any]) -> None:
     least = sorted(tokens.values(), key=lambda rows: float(rows[0]["own"]))[:3]
     results.print("[bold]After the last layer, the tokens that are least made of themselves (ALTI):[/bold]")
     for rows in least:
-        parts = ", ".join(f"{row['share']:.0%} ‘{row['input']}’" for row in rows)
-        results.print(f"  ‘{escape(rows[0]['token'])}’ is {rows[0]['own']:.0%} itself; {escape(parts)}", soft_wrap=True)
+        others = [row for row in rows if (row["input"], row["share"]) != (row["token"], row["own"])]
+        parts = ", ".join(f"{row['share']:.0%} {in_quotes(row['input'])}" for row in others)
+        said = f"{in_quotes(rows[0]['token'])} is {rows[0]['own']:.0%} itself{'; ' if others else ''}{parts}"
+        results.print("  " + escape(said), soft_wrap=True)
 
 
 def _span(t: Any) -> str:

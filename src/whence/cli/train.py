@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.cli._app import Debug, Json, Quiet, messages, results
+from whence.cli._app import Debug, Json, Quiet, messages, results, watched
 from whence.cli._output import Format, chosen_format, frame_of, put_out
 from whence.errors import InputError
 
@@ -158,7 +158,7 @@ def command(
         _compare(train_set, test_set, out, settings, variants, seeds, how, quiet)
         return
     say = (lambda _: None) if quiet else messages.print
-    trained = train(train_set, test_set, out=out, settings=settings, quiet=quiet, say=say)
+    trained = train(train_set, test_set, out=out, settings=settings, quiet=not watched(quiet), say=say)
     if os.environ.get("RANK", "0") == "0":  # one process speaks for all
         _show(trained, out, how)
 
