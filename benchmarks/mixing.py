@@ -380,7 +380,7 @@ def main() -> None:
     if options.only in (None, "alti"):
         compare_alti(model, options.lengths, options.repeats)
     if options.only in (None, "zero"):
-        compare_loops(model, [n for n in options.lengths if n <= 128], 1)
+        compare_loops(model, [n for n in options.lengths if n <= 128], 2)
     if options.only in (None, "hta"):
         compare_hta(model, options.hta_lengths, options.sample)
 

@@ -10,7 +10,7 @@ import torch
 
 import whence
 from tests.mixing.decompx_oracle import bert, gpt2, lengths
-from whence.mixing.decompx import share_bias, slope
+from whence.mixing.decompx import share_bias_, slope
 
 
 def _random(family: str) -> Any:
@@ -56,9 +56,9 @@ def test_a_real_classifier(shared_models: Path) -> None:
 
 def test_a_bias_is_shared_out_by_absolute_dot_products() -> None:
     parts = torch.tensor([[[1.0, 0.0], [0.0, -3.0]]])
-    assert torch.equal(share_bias(parts, torch.tensor([4.0, 4.0])), torch.tensor([[[2.0, 1.0], [3.0, 0.0]]]))
+    assert torch.equal(share_bias_(parts.clone(), torch.tensor([4.0, 4.0])), torch.tensor([[[2.0, 1.0], [3.0, 0.0]]]))
     # Nothing along the bias: by length instead, and the sum still holds.
-    across = share_bias(parts[:, :1], torch.tensor([0.0, 5.0]))
+    across = share_bias_(parts[:, :1].clone(), torch.tensor([0.0, 5.0]))
     assert torch.equal(across, torch.tensor([[[1.0, 5.0]]]))
 
 

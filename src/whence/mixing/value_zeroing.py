@@ -6,22 +6,26 @@ rows divided by their sums.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from whence.core.numerics.tolerances import state_agreement
 from whence.errors import WiringError
 from whence.mixing.budget import as_bytes
 from whence.mixing.contributions import LAYER, Contributions
 from whence.mixing.layerwise import single
 from whence.mixing.mixture import check_rows, normalise_rows
 from whence.mixing.raised import in_float32
+from whence.mixing.zeroed_blocks import written_down, zeroed_outputs
 from whence.reading.capture.recorder import Edit
 from whence.reading.inputs import Prepared
 from whence.reading.rerun.replay import block_handles, repeated, replay
 from whence.reading.rerun.run import prove_model
-from whence.reading.trace import Stack, Trace
+from whence.reading.trace import Layer, Stack, Trace
+from whence.reading.wiring.block_tail import read_blocks
 from whence.reading.wiring.sites import AttentionSite
 from whence.results.progress import Progress, counted
 
@@ -36,8 +40,10 @@ def value_zeroing(
 ) -> Contributions:
     """[layer, hidden, input of that layer]: 1 − cos of the block's output with and without each key's value.
 
-    Every block runs once on a batch of n copies of its own traced input, copy j without the value of token j, on the
-    path that the model itself takes; `memory` limits how many copies run at once.
+    Where the block's parts are proved, its output is made from them (`zeroed_outputs`), and what the most important token
+    changes is asked of the model itself; where they are not, or the model answers otherwise, every block runs on a batch
+    of n copies of its own traced input, copy j without the value of token j. The provenance says which ("blocks").
+    `memory` limits how much is worked on at once.
     """
     single(trace, attention, "value-zeroing")
     trace, chosen, settings = in_float32(trace, trace.with_model(model))
@@ -47,12 +53,20 @@ def value_zeroing(
     wanted = {layer.index for layer in stack}
     sites = [site for site in proof.of(stack.name) if site.layer in wanted]
     n = len(stack.tokens)
-    scores = torch.zeros(len(sites), n, n, dtype=torch.float64)
-    with counted("value zeroing", n, progress) as step:
-        for first, size in _pieces(n, chosen.model, trace, as_bytes(memory)):
-            scores[:, :, first : first + size] = _without(trace, stack, chosen, proof, sites, first, size)
-            for _ in range(size):
-                step()
+    budget = as_bytes(memory)
+
+    def asked(first: int, size: int) -> Tensor:
+        return _without(trace, stack, chosen, proof, sites, first, size)
+
+    scores = _written(trace, stack, chosen, proof, sites, budget, progress)
+    settings |= {"blocks": "written down" if scores is not None and _confirmed(scores, asked) else "the model's own"}
+    if scores is None or settings["blocks"] != "written down":
+        scores = torch.zeros(len(sites), n, n, dtype=torch.float64)
+        with counted("value zeroing", n, progress) as step:
+            for first, size in _pieces(n, chosen.model, trace, budget):
+                scores[:, :, first : first + size] = asked(first, size)
+                for _ in range(size):
+                    step()
     scores = scores.to(torch.float64 if stack.layers[0].dtype == torch.float64 else torch.float32)
     rows, degenerate = zip(*(normalise_rows(layer.clamp(min=0)) for layer in scores), strict=True)
     settings |= {} if trace.mixes is None else {"mixes": trace.mixes}
@@ -63,6 +77,45 @@ def value_zeroing(
         layers=tuple(site.layer for site in sites),
         extra={"degenerate": torch.stack(degenerate).sum(-1), "change": scores},
     )
+
+
+def _written(
+    trace: Trace, stack: Stack, model: Any, proof: Any, sites: list[AttentionSite], memory: int, progress: Progress
+) -> Tensor | None:
+    """(layer, hidden, input): every change, from the blocks' proved parts; None where a part is not proved."""
+    readings = read_blocks(model, proof, trace.inputs)
+    parts = [(stack[site.layer], readings[site.number].feedforward) for site in sites]
+    if not all(written_down(layer, rest) for layer, rest in parts):
+        return None
+    n = len(stack.tokens)
+    scores = torch.zeros(len(sites), n, n, dtype=torch.float64)
+    with counted("value zeroing", n * len(sites), progress) as step:
+        for at, (layer, rest) in enumerate(parts):
+            assert rest is not None
+            for first, last, row, changed in zeroed_outputs(layer, rest, memory):
+                scores[at, row:, first:last] = _change(layer, changed, first, row)
+                for _ in range(first, last):
+                    step()
+    return scores
+
+
+def _confirmed(scores: Tensor, asked: Callable[[int, int], Tensor]) -> bool:
+    """Whether the model, run without the value of the token that changes most, says the same in every layer.
+
+    Angles are compared: 1 − cos is the square of one, and rounding of the states moves the angle.
+    """
+    key = int(scores.sum((0, 1)).argmax())
+    angles = [(2 * change.clamp(min=0)).sqrt() for change in (scores[:, :, key], asked(key, 1)[..., 0])]
+    return bool((angles[0] - angles[1]).abs().max() <= state_agreement(torch.float32))
+
+
+def _change(layer: Layer, changed: Tensor, first: int, row: int = 0) -> Tensor:
+    """(row, key): 1 − cos of changed (key, row, d) with the block's own output, exactly 0 where no head sees the key."""
+    plain = layer.block_output[row:].double()
+    change = 1 - torch.nn.functional.cosine_similarity(changed.double(), plain[None], dim=-1).T
+    seen = layer.visible_mask
+    seen = seen.any(0) if seen.dim() == 3 else seen
+    return change * seen[row:, first : first + len(changed)].to(change)
 
 
 def _pieces(n: int, model: torch.nn.Module, trace: Trace, memory: int) -> list[tuple[int, int]]:
@@ -100,13 +153,10 @@ def _without(
     replay(model, proof, repeated(trace.inputs, size), size, changes, edits=edits)
     out = []
     for site in sites:
-        changed, plain = outputs[site.layer].double(), layers[site.layer].block_output.double()
+        changed, plain = outputs[site.layer], layers[site.layer].block_output
         if changed.shape != (size, *plain.shape):
             raise WiringError(
                 f"layer {site.layer}: {size} copies gave states of shape {tuple(changed.shape)}, not {(size, *plain.shape)}."
             )
-        change = 1 - torch.nn.functional.cosine_similarity(changed, plain[None], dim=-1).T
-        seen = layers[site.layer].visible_mask
-        seen = seen.any(0) if seen.dim() == 3 else seen  # what no head sees changes nothing, exactly
-        out.append(change * seen[:, first : first + size].to(change))
+        out.append(_change(layers[site.layer], changed, first))
     return torch.stack(out)

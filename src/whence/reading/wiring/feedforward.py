@@ -204,6 +204,13 @@ def _gated(nodes: list[Node]) -> bool:
 
 def _elementwise(start: Node, end: Node) -> Callable[[Tensor], Tensor]:
     """The function from `start` to `end`, by running the operations between them again on other numbers."""
+    behind: dict[int, bool] = {}
+
+    def moves(node: Node) -> bool:
+        """Whether the node depends on `start`: the graph stays as it is, so it is asked once."""
+        if id(node) not in behind:
+            behind[id(node)] = id(start) in ancestors([node])
+        return behind[id(node)]
 
     def function(x: Tensor) -> Tensor:
         known: dict[int, Any] = {id(start): x}
@@ -211,7 +218,7 @@ def _elementwise(start: Node, end: Node) -> Callable[[Tensor], Tensor]:
         def value(node: Node) -> Any:
             if id(node) not in known:
                 op = node.producer
-                if op is None or id(start) not in ancestors([node]):
+                if op is None or not moves(node):
                     known[id(node)] = node.value.to(x) if node.value.is_floating_point() else node.value
                 else:
                     known[id(node)] = op.func(*_put(op.args, op, value), **_put(op.kwargs, op, value))
