@@ -308,38 +308,46 @@ def zeroing_loop(model: whence.Model, trace: Trace) -> None:
 
 
 def decompx_loop(model: whence.Model, trace: Trace) -> None:
-    """The authors' way, from its description: all vectors (hidden, input, d) through every layer as whole tensors, the
-    biases shared out by absolute dot products, the feed-forward vectors (hidden, input, 4d) of all positions at once."""
+    """The authors' way, from the description of their code: all vectors (hidden, input, d) through every layer as whole
+    tensors. Every head's vectors go through its part of the output projection first, (head, key, input, d), are mixed by
+    the attention and then added up over the heads; in the first layer, where each state is still its own token's, the
+    values themselves. Biases are shared out by absolute dot products, feed-forward vectors (hidden, input, 4d) of all
+    positions are there at once."""
 
     def shared(parts: Tensor, bias: Tensor) -> Tensor:
-        weights = (parts @ bias).abs()
-        weights = weights / weights.sum(-1, keepdim=True)
-        return parts + weights[..., None] * bias
+        weights = torch.einsum("iud,d->iu", parts, bias).abs()
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-12)
+        return parts + torch.matmul(weights[..., None], bias[None])
 
-    def normed(norm: Any, parts: Tensor) -> Tensor:
-        whole = parts.sum(1)
-        centred = parts - parts.mean(-1, keepdim=True)
-        scale = (whole.var(-1, unbiased=False) + norm.eps).sqrt()
-        return shared(norm.weight * centred / scale[:, None, None], norm.bias)
+    def normed(norm: Any, parts: Tensor, state: Tensor) -> Tensor:
+        scale = (state.var(-1, unbiased=False) + norm.eps).sqrt()
+        centred = (parts - parts.mean(-1, keepdim=True)) / scale[:, None, None]
+        return shared(torch.einsum("iud,d->iud", centred, norm.weight), norm.bias)
 
     first = trace[0].block_input
     n, d = first.shape
-    parts = torch.zeros(n, n, d)
-    parts[torch.arange(n), torch.arange(n)] = first
+    parts = None
     for layer, block in zip(trace.of(), model.model.encoder.layer, strict=True):
         attention, own = layer.attention, block.attention
         heads, size = attention.shape[0], d // attention.shape[0]
-        values = (
-            (parts @ own.self.value.weight.T).view(n, n, heads, size).permute(2, 1, 0, 3)
-        )  # (head, input, key, d_v)
-        mixed = torch.einsum("hij,huje->iuhe", attention, values).reshape(n, n, d)
-        constant = own.self.value.bias @ own.output.dense.weight.T + own.output.dense.bias
-        parts = normed(own.output.LayerNorm, shared(mixed @ own.output.dense.weight.T + parts, constant))
-        inner = shared(parts @ block.intermediate.dense.weight.T, block.intermediate.dense.bias)
-        whole = inner.sum(1)
-        inner = inner * (torch.nn.functional.gelu(whole) / whole)[:, None]
-        out = shared(inner @ block.output.dense.weight.T, block.output.dense.bias)
-        parts = normed(block.output.LayerNorm, out + parts)
+        outward = own.output.dense.weight.view(d, heads, size)
+        if parts is None:
+            sources = torch.einsum("hjv,dhv->hjd", layer.values, outward)
+            mixed = torch.einsum("hij,hjd->hijd", attention, sources).sum(0)
+            parts, constant = torch.einsum("iu,id->iud", torch.eye(n), first), own.output.dense.bias
+        else:
+            values = torch.einsum("iud,vd->iuv", parts, own.self.value.weight).view(n, n, heads, size)
+            sources = torch.einsum("hjuv,dhv->hjud", values.permute(2, 0, 1, 3), outward)
+            mixed = torch.einsum("hij,hjud->hiud", attention, sources).sum(0)
+            constant = own.output.dense.weight @ own.self.value.bias + own.output.dense.bias
+        parts = normed(own.output.LayerNorm, shared(mixed + parts, constant), layer.before_norm)
+        inner = shared(
+            torch.einsum("iud,fd->iuf", parts, block.intermediate.dense.weight), block.intermediate.dense.bias
+        )
+        before = block.intermediate.dense(layer.after_attention)
+        inner = inner * (torch.nn.functional.gelu(before) / (before + 1e-12))[:, None]
+        out = shared(torch.einsum("iuf,df->iud", inner, block.output.dense.weight), block.output.dense.bias)
+        parts = normed(block.output.LayerNorm, out + parts, layer.before_second_norm)
         lengths = parts.norm(dim=-1)
         lengths / lengths.sum(-1, keepdim=True)
         if layer.index == len(trace) - 1:
