@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -114,3 +115,16 @@ def test_errors_say_what_to_do() -> None:
         search_reachable(row, keys[:4], values)
     with pytest.raises(InputError, match="starts=0"):
         search_reachable(row, keys, values, starts=0)
+
+
+@pytest.mark.parametrize("size", [0.01, 100.0])
+def test_the_residual_is_relative_to_the_output(size: float) -> None:
+    """From the definition: how far the head output of the second row is from the first one's, by its length."""
+    generator = torch.Generator().manual_seed(0)
+    row = torch.softmax(torch.randn(12, generator=generator, dtype=torch.float64), -1)
+    keys = torch.randn(12, 4, generator=generator, dtype=torch.float64)
+    values = size * torch.randn(12, 2, generator=generator, dtype=torch.float64)
+    second = search_reachable(row, keys, values)
+    assert second.exists
+    output, change = row.numpy() @ values.numpy(), (second.alternative - row).numpy() @ values.numpy()
+    assert second.residual == pytest.approx(np.linalg.norm(change) / np.linalg.norm(output), rel=0.5, abs=1e-17)
