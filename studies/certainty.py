@@ -155,7 +155,8 @@ its heaviest weight stays within an interval of .05 and no other key outweighs i
 
 **Data.** Film reviews (IMDB), cut to {TIMES[0]:g} to {TIMES[-1]:g} widths of a head (at most 512 tokens, or what the model
 reads), each
-review used once; texts: {texts}. In each text 32 of its rows that are not unique are drawn by content and decided exactly
+review used once; texts: {texts}. In each text 32 of its rows (SmolLM2: 8) that are not unique are drawn by content and decided
+exactly
 (closed-form
 bounds, else linear programs); rows decided: {sampled}. Intervals are 95 % over texts. One model of a kind each, two of them very
 small: MiniLM (6 layers, sentence embeddings), bert-tiny (2 layers, sentiment), stories15M (6 layers, children's stories), SmolLM2

@@ -219,3 +219,22 @@ def test_heads_in_chunks_are_heads_at_once(
         own = None if outputs is None else outputs[head]
         one = effective_attention(attention[head], values[head], visible=visible, outputs=own)
         torch.testing.assert_close(whole[head], one)
+
+
+@pytest.mark.parametrize("condition", [1e2, 1e4])
+def test_float64_is_as_exact_under_a_causal_mask_as_the_condition_allows(condition: float) -> None:
+    """Each row from its own prefix by an SVD; blocks of rows must lose no digits that the values leave."""
+    g = torch.Generator().manual_seed(0)
+    n, d = 200, 16
+    stretch = torch.logspace(0, -float(np.log10(condition)), d, dtype=torch.float64)
+    turn = torch.linalg.qr(torch.randn(d, d, generator=g, dtype=torch.float64))[0]
+    values = torch.randn(n, d, generator=g, dtype=torch.float64) * stretch @ turn
+    seen = torch.ones(n, n, dtype=torch.bool).tril()
+    attention = torch.randn(n, n, generator=g, dtype=torch.float64).masked_fill(~seen, -torch.inf).softmax(-1)
+    expected = torch.zeros(n, n, dtype=torch.float64)
+    for i in range(n):
+        u, s, _ = torch.linalg.svd(values[: i + 1], full_matrices=False)
+        kept = u[:, s > s[0] * max(i + 1, d) * torch.finfo(torch.float64).eps]
+        expected[i, : i + 1] = attention[i, : i + 1] @ kept @ kept.T
+    error = (effective_attention(attention[None], values[None], visible=seen)[0] - expected).abs().max()
+    assert float(error) < 5 * torch.finfo(torch.float64).eps * condition
