@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -226,7 +228,7 @@ def test_float64_is_as_exact_under_a_causal_mask_as_the_condition_allows(conditi
     """Each row from its own prefix by an SVD; blocks of rows must lose no digits that the values leave."""
     g = torch.Generator().manual_seed(0)
     n, d = 200, 16
-    stretch = torch.logspace(0, -float(np.log10(condition)), d, dtype=torch.float64)
+    stretch = torch.logspace(0, -math.log10(condition), d, dtype=torch.float64)
     turn = torch.linalg.qr(torch.randn(d, d, generator=g, dtype=torch.float64))[0]
     values = torch.randn(n, d, generator=g, dtype=torch.float64) * stretch @ turn
     seen = torch.ones(n, n, dtype=torch.bool).tril()
@@ -238,3 +240,21 @@ def test_float64_is_as_exact_under_a_causal_mask_as_the_condition_allows(conditi
         expected[i, : i + 1] = attention[i, : i + 1] @ kept @ kept.T
     error = (effective_attention(attention[None], values[None], visible=seen)[0] - expected).abs().max()
     assert float(error) < 5 * torch.finfo(torch.float64).eps * condition
+
+
+@pytest.mark.parametrize("size", [10.0, 1e3, 1e4])
+def test_two_keys_that_dwarf_all_before_them_cost_no_digits(size: float) -> None:
+    """A causal text in float32 in which the column space turns at once; each row from its own prefix by an SVD."""
+    g = torch.Generator().manual_seed(0)
+    n, d = 200, 16
+    values = torch.randn(n, d, generator=g)
+    values[120:122] *= size
+    seen = torch.ones(n, n, dtype=torch.bool).tril()
+    attention = torch.randn(n, n, generator=g).masked_fill(~seen, -torch.inf).softmax(-1)
+    expected = torch.zeros(n, n, dtype=torch.float64)
+    for i in range(n):
+        u, s, _ = torch.linalg.svd(values[: i + 1].double(), full_matrices=False)
+        kept = u[:, s > s[0] * max(i + 1, d) * torch.finfo(torch.float32).eps]
+        expected[i, : i + 1] = attention[i, : i + 1].double() @ kept @ kept.T
+    error = (effective_attention(attention[None], values[None], visible=seen)[0] - expected).abs().max()
+    assert float(error) < 1e-7
