@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.reading.capture.lineage import Lineage, Role
+
 MASKED = -1e4  # an additive mask or a score gap below this is a closed door: softmax gives exactly 0 there
 
 
@@ -66,6 +68,8 @@ class AttentionRecorder:
     block: int | None = None  # weights that an eager attention in blocks makes at a time; None: as many as are quick
     all_fused: bool = False  # whether that is every call, so that the model's own masks will do
     listener: Callable[[int], None] | None = None  # told of every call as soon as it is recorded
+    lineage: Lineage | None = None  # where queries and keys come from is followed in this pass
+    roles: list[Role] = field(default_factory=list)  # of every call, where it is
     _masks: dict[Any, Any] = field(default_factory=dict)  # what layers share is made once
 
     def shared(self, key: Any, holder: Any, make: Callable[[], Any]) -> Any:
@@ -80,6 +84,8 @@ class AttentionRecorder:
         return number, self.edits.get(number, ())
 
     def see(self, number: int, call: Call) -> None:
+        if self.lineage is not None:
+            self.roles.append(self.lineage.role(call))
         if self.keep is not None:
             wanted = self.keep(number)
             empty = call.weights.new_empty(0)

@@ -15,15 +15,17 @@ from whence.errors import ModelError
 from whence.model.load import Model
 from whence.model.memory import fingerprint
 from whence.reading.capture.attach import accepted, attached, picking_up, takes
+from whence.reading.capture.lineage import Lineage
 from whence.reading.capture.recorder import AttentionRecorder, Call, Edit
 from whence.reading.inputs import Prepared, beginning
 from whence.reading.trace import KEEP, ROWS_NEED
 from whence.reading.wiring.handles import Handle
-from whence.reading.wiring.on_text import assert_on_text, assert_site
+from whence.reading.wiring.on_text import assert_on_text, assert_role, assert_site
 from whence.reading.wiring.op_graph import OpGraph
 from whence.reading.wiring.proof import Proof, proof_of
 from whence.reading.wiring.row_map import find_row_map
 from whence.reading.wiring.sites import AttentionSite
+from whence.reading.wiring.stacks import submodule
 
 
 def prove_model(model: Model, prepared: Prepared) -> Proof:
@@ -87,6 +89,8 @@ def run(
     row_mapped = [s.number for s in proof.sites if s.projection is not None and s.projection.rows is not None]
     recorder.follow = bool(row_mapped)
     graph = OpGraph(size)
+    if edits is None and len(proof.stacks) > 1:
+        recorder.lineage = Lineage(inputs)
     final: list[Tensor] = []
     if consumer is not None and not row_mapped:
         queue = _Queue(model.name, proof, recorder, batch, mark, handles, consumer)
@@ -94,6 +98,8 @@ def run(
     else:
         queue = None
     with ExitStack() as stack:
+        if recorder.lineage is not None:
+            stack.enter_context(recorder.lineage.within(submodule(model.model, "get_decoder")))
         if row_mapped:
             stack.enter_context(graph)
         stack.enter_context(attached(model.model, proof.capture, recorder, size))
@@ -112,6 +118,8 @@ def run(
         queue.advance(last=True)
         return Outcome(output, [], {}, final[-1] if final else None, batch, mark)
     if edits is None:
+        for site, role in zip(proof.sites, recorder.roles, strict=False):
+            assert_role(site, role, model.name)
         assert_on_text(proof.sites, recorder.calls, states, proof.tolerance, model.name)
     maps: dict[int, Tensor] = {}
     for number in row_mapped:
@@ -165,6 +173,8 @@ class _Queue:
 
     def _hand_on(self, site: AttentionSite, call: Call) -> None:
         states = {handle: state.detach() for handle in site.handles if (state := self.states.get(handle)) is not None}
+        if self.recorder.lineage is not None:
+            assert_role(site, self.recorder.roles[site.number], self.name)
         assert_site(site, call, states, self.proof.tolerance, self.name)
         self.consumer(site, Outcome(None, [call], states, None, self.batch, self.mark))
 

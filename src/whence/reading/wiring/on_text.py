@@ -20,6 +20,7 @@ from torch import Tensor
 
 from whence.errors import ModelError
 from whence.reading.attention_rows import along_direction, attention_rows, output_error, tolerance_of, unit
+from whence.reading.capture.lineage import Role
 from whence.reading.capture.recorder import Call, mix
 from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.projection import Projection
@@ -40,6 +41,18 @@ def assert_on_text(
     """Refuse a pass in which attention · values is not the head output, or whose states are not what was proved."""
     for site, call in zip(sites, calls, strict=True):
         assert_site(site, call, states, tolerance, name)
+
+
+def assert_role(site: AttentionSite, role: Role, name: str) -> None:
+    """Refuse a pass in which a call reads from another stream, or runs in another one, than its stack is named for."""
+    if role == site.role:
+        return
+    keys = "its keys come from another stream than its queries" if role.elsewhere else "it reads its own stream"
+    raise ModelError(
+        f"{name}: on this text, attention call {site.number} ({site.module}) runs {'inside' if role.in_decoder else 'outside'} "
+        f"the decoder and {keys}, although it was {site.stack} layer {site.layer} when the model was proved. Its "
+        "computation depends on the input."
+    )
 
 
 def assert_site(site: AttentionSite, call: Call, states: Mapping[Handle, Tensor], tolerance: float, name: str) -> None:

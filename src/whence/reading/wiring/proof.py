@@ -23,6 +23,7 @@ from whence.errors import InputError, ModelError
 from whence.model.memory import remembered
 from whence.reading.capture.attach import FUNCTION_MODE, INTERFACE, accepted, attached
 from whence.reading.capture.function_mode import AttentionMode
+from whence.reading.capture.lineage import Lineage
 from whence.reading.capture.recorder import AttentionRecorder, Call
 from whence.reading.capture.untouched import evaluating
 from whence.reading.tensor_tree import own_copy
@@ -31,6 +32,7 @@ from whence.reading.wiring.intervention import intervene
 from whence.reading.wiring.op_graph import OpGraph, deviation, walk
 from whence.reading.wiring.proof_inputs import check_weights, kind_of, long_enough
 from whence.reading.wiring.sites import AttentionSite, number_sites, read_site, tested
+from whence.reading.wiring.stacks import submodule
 from whence.results.short_repr import short_repr
 
 if TYPE_CHECKING:
@@ -149,7 +151,9 @@ def _prove_way(
     tried: tuple[str, ...],
 ) -> Proof:
     recorder, graph, unseen = AttentionRecorder(), OpGraph(batch), AttentionRecorder()
+    recorder.lineage = Lineage(dict(inputs))
     with ExitStack() as stack:
+        stack.enter_context(recorder.lineage.within(submodule(model, "get_decoder")))
         stack.enter_context(graph)
         stack.enter_context(graph.modules(model))
         stack.enter_context(attached(model, capture, recorder, batch))
@@ -184,7 +188,7 @@ def _prove_way(
         raise NotRecognised(
             f"attention · values misses the head output by {readings[wrong[0]][0]:.1e} in call {wrong[0]}"
         )
-    sites, claims = number_sites(model, graph, recorder.calls, readings, tolerance)
+    sites, claims = number_sites(model, graph, recorder, readings, tolerance)
     errors = intervene(model, capture, inputs, recorder.calls, claims, tolerance)
     sites = [tested(site, *pushed) for site, pushed in zip(sites, errors.pushed, strict=True)]
     fused = _fused_calls(model, capture, inputs, batch, expected, tolerance, recorder, sites)

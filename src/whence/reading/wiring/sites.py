@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from whence.reading.attention_rows import attention_rows
-from whence.reading.capture.recorder import Call, mix
+from whence.reading.capture.lineage import Role
+from whence.reading.capture.recorder import AttentionRecorder, Call, mix
 from whence.reading.wiring.claim import AttentionClaim
 from whence.reading.wiring.dataflow import NotRecognised, ancestors
 from whence.reading.wiring.equation import Wiring
@@ -46,6 +47,7 @@ class AttentionSite:
     rows_error: float | None = None  # as keys_error, with soft caps: can rows of attention be made again from the keys?
     error_e: float | None = None
     reason_e: str | None = None
+    role: Role | None = None  # where it ran and where its keys came from, which every text must show again
 
     @property
     def proved_wiring(self) -> Wiring | None:
@@ -110,11 +112,16 @@ def _reasons(evidence: WiringEvidence, b: str | None, c: str | None) -> WiringEv
 
 
 def number_sites(
-    model: nn.Module, graph: OpGraph, calls: list[Call], readings: list[tuple[float, WiringEvidence]], tolerance: float
+    model: nn.Module,
+    graph: OpGraph,
+    recorder: AttentionRecorder,
+    readings: list[tuple[float, WiringEvidence]],
+    tolerance: float,
 ) -> tuple[list[AttentionSite], list[AttentionClaim]]:
     """Every call with its stack and layer, and what is claimed of it for the interventions to test."""
+    calls = recorder.calls
     ops = [producer(graph, call) for call in calls]
-    stacks = stack_names(model, graph, calls, ops, readings)
+    stacks = stack_names(model, graph, calls, recorder.roles, readings)
     counts: dict[str, int] = {}
     sites, claims = [], []
     for number, (call, op, stack, (error_a, found)) in enumerate(zip(calls, ops, stacks, readings, strict=True)):
@@ -151,6 +158,7 @@ def number_sites(
                 reason_b=found.reason_b,
                 reason_c=found.reason_c,
                 second_norm=find_second_norm(graph, op, found, tolerance, others),
+                role=recorder.roles[number],
             )
         )
     return sites, claims

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from whence.reading.capture.lineage import Role
 from whence.reading.capture.recorder import Call
 from whence.reading.wiring.dataflow import NotRecognised, ancestors, closure, origins
-from whence.reading.wiring.op_graph import Op, OpGraph
+from whence.reading.wiring.op_graph import OpGraph
 from whence.reading.wiring.residual import WiringEvidence
 
 if TYPE_CHECKING:
@@ -42,14 +43,19 @@ def stack_names(
     model: nn.Module,
     graph: OpGraph,
     calls: list[Call],
-    ops: list[Op | None],
+    roles: list[Role],
     readings: list[tuple[float, WiringEvidence]],
 ) -> list[str]:
-    """Which stack each call belongs to, by where it runs and where its keys come from."""
+    """Which stack each call belongs to, by where it runs and where its keys come from.
+
+    In a model of one stack the lengths decide: layers may share keys with an earlier layer, which is no other stream.
+    """
     config = getattr(model, "config", None)
     two = getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)
-    cross = [_reads_elsewhere(graph, call, found, two) for call, (_, found) in zip(calls, readings, strict=True)]
-    if not two:  # fewer queries than keys are no other stream where the queries' stream was pooled from the keys'
+    if two:
+        cross = [role.elsewhere for role in roles]
+    else:  # fewer queries than keys are no other stream where the queries' stream was pooled from the keys'
+        cross = [call.weights.shape[-2] != call.weights.shape[-1] for call in calls]
         pooled = [_pooled(graph, call, found) for call, (_, found) in zip(calls, readings, strict=True)]
         if all(p for p, other in zip(pooled, cross, strict=True) if other):
             cross = [False] * len(cross)
@@ -62,12 +68,11 @@ def stack_names(
                 "cache), which do not stand in the text"
             )
     if two or any(cross):
-        decoder = submodule(model, "get_decoder")
-        names = []
-        for op, elsewhere in zip(ops, cross, strict=True):
-            inside = op is not None and any(region.module is decoder for region in op.region)
-            names.append("cross" if elsewhere else "decoder" if inside or decoder is None else "encoder")
-        return names
+        known = submodule(model, "get_decoder") is not None
+        return [
+            "cross" if elsewhere else "decoder" if role.in_decoder or not known else "encoder"
+            for role, elsewhere in zip(roles, cross, strict=True)
+        ]
     return [
         "decoder" if any(is_causal(call.weights, None, *call.weights.shape[-2:]) for call in calls) else "encoder"
     ] * len(calls)
@@ -84,17 +89,6 @@ def _pooled(graph: OpGraph, call: Call, evidence: WiringEvidence) -> bool:
             break
         op = read.producer
     return read is not None and bool({id(n) for n in origins(read)} & ancestors([evidence.residual]))
-
-
-def _reads_elsewhere(graph: OpGraph, call: Call, evidence: WiringEvidence, two: bool) -> bool:
-    """Cross-attention: the keys do not come from the stream that the output is added to.
-
-    In a model of one stack the lengths decide: layers may share keys with an earlier layer, which is no other stream.
-    """
-    n_query, n_key = call.weights.shape[-2:]
-    if evidence.residual is None or call.key is None or not two:
-        return n_query != n_key
-    return not _reads_own_stream(graph, call, evidence)
 
 
 def _reads_own_stream(graph: OpGraph, call: Call, evidence: WiringEvidence) -> bool:
