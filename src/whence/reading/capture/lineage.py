@@ -1,8 +1,8 @@
 """Where queries and keys come from, in the very pass that is traced: from which inputs and which earlier attention calls.
 
 A tensor's lineage is a set, kept as the bits of one number: a bit for every input of the model and for every attention call
-that the tensor was computed from. Self-attention makes queries and keys from one stream, so that their lineages are equal. Keys
-of cross-attention come from the encoder, whose calls did not make the decoder's stream what it is, or not alone: they differ.
+that the tensor was computed from. Self-attention makes keys from the queries' own stream, so that they descend from all that the
+queries descend from. The encoder's states, the keys of cross-attention, lack the decoder's input and its calls before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Role:
     """What one attention call does in its pass."""
 
-    elsewhere: bool  # the keys come from another stream than the queries
+    elsewhere: bool  # the queries' own stream is not in the keys
     in_decoder: bool  # it ran inside the model's decoder
 
 
@@ -54,7 +54,7 @@ class Lineage(TorchFunctionMode):
         self._add(output, before | self._next_bit())
         queries = before if call.query is None else self.of(call.query)
         keys = self.of(call.value if call.key is None else call.key)
-        return Role(queries != keys, self._depth > 0)
+        return Role(bool(queries & ~keys), self._depth > 0)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

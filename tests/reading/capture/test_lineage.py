@@ -1,0 +1,96 @@
+"""Which call is encoder, decoder or cross is read from the pass that is traced, not from the one that was proved."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import whence
+from conformance.zoo import build
+from whence.errors import ModelError
+from whence.model.load import Model
+from whence.reading.capture.lineage import Lineage
+from whence.reading.capture.recorder import Call
+
+
+def given(source, target, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda n: torch.randint(5, 60, (1, n), generator=generator)  # noqa: E731
+    return {"input_ids": draw(source), "decoder_input_ids": draw(target)}
+
+
+@pytest.mark.parametrize("family", ["bart", "t5", "fsmt", "t5gemma"])
+def test_each_stack_holds_the_attention_that_the_model_itself_returns_under_its_name(family):
+    """Proved on a source of 12 and a target of 7 tokens, then read with others: of one length, with the longer target."""
+    module = build(family).model
+    module.set_attn_implementation("eager")
+    model = Model(module, name=family)
+    whence.trace(model, given(12, 7))
+    for source, target in [(9, 9), (5, 11), (14, 3), (2, 6), (6, 1)]:
+        inputs = given(source, target)
+        traced = whence.trace(model, inputs)
+        with torch.no_grad():
+            plain = module(**inputs, output_attentions=True, use_cache=False)
+        for name in ("encoder", "decoder", "cross"):
+            returned = getattr(plain, f"{name}_attentions")
+            assert len(returned) == len(traced.of(name))
+            for layer, theirs in zip(traced.of(name), returned, strict=True):
+                torch.testing.assert_close(layer.attention, theirs[0], atol=1e-5, rtol=1e-4)
+
+
+class Swapped(torch.nn.Module):
+    """A decoder's attention that on longer texts reads the encoder where it read the decoder, and the other way round."""
+
+    def __init__(self, inner, states):
+        super().__init__()
+        self.inner, self.states = inner, states
+
+    def forward(self, hidden_states, key_value_states=None, attention_mask=None, **options):
+        if hidden_states.shape[1] > 12:
+            key_value_states = self.states[-1] if key_value_states is None else None
+        return self.inner(hidden_states, key_value_states=key_value_states, attention_mask=None, **options)
+
+
+def swapping():
+    module, states = build("bart").model, []
+    module.model.encoder.register_forward_hook(lambda _m, _a, out: states.append(out.last_hidden_state))
+    for layer in module.model.decoder.layers:
+        layer.self_attn = Swapped(layer.self_attn, states)
+        layer.encoder_attn = Swapped(layer.encoder_attn, states)
+    return Model(module, name="swapping")
+
+
+def streamed(*given):
+    return whence.identifiability(whence.stream(*given), attention="decoder")
+
+
+@pytest.mark.parametrize("read", [whence.trace, streamed])
+def test_calls_that_read_another_stream_on_this_text_are_refused(read):
+    """Source and target of one length, the same projections and norms: (a) to (c) hold, and every name would be wrong."""
+    model = swapping()
+    traced = whence.trace(model, given(12, 9))
+    assert [len(traced.of(name)) for name in ("encoder", "decoder", "cross")] == [2, 2, 2]
+    with pytest.raises(ModelError, match=r"on this text, attention call 2 .* another stream.*was decoder layer 0"):
+        read(model, given(16, 16))
+    assert torch.equal(whence.trace(model, given(12, 9)).of("cross")[0].attention, traced.of("cross")[0].attention)
+
+
+def call(query, key, value, output):
+    return Call(query, key, value, output, output, None, None, node=output)
+
+
+def test_lineages_follow_in_place_writes_lists_and_views():
+    source, target = torch.randn(1, 4, 8), torch.randn(1, 4, 8)
+    with Lineage({"input": source, "decoder_input": target}) as lineage:
+        states = torch.zeros(1, 4, 8)
+        assert lineage.of(states) == 0
+        states[:, 1:] = target[:, :-1]
+        states += 1
+        queries, keys = states.view(1, 4, 2, 4).transpose(1, 2), torch.cat([source, source], dim=1)
+        output = queries.clone()
+        assert lineage.role(call(queries, queries, queries, output)).elsewhere is False
+        assert lineage.role(call(output, keys, keys, output.clone())).elsewhere is True
+        both = torch.stack([output, output + source.view_as(output)])
+        assert lineage.role(call(output, both, both, both.clone())).elsewhere is False
+        assert lineage.role(call(None, None, keys, output + 1)).elsewhere is True
+    assert lineage.of(torch.empty(3)) == 0
