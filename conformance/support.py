@@ -66,7 +66,8 @@ def write(path: Path, verdicts: Sequence[Verdict]) -> None:
 
 
 LOST_HEAD = """The first reader of this project had the checks (a) to (d) and no intervention, and ticked more than is true. These
-are the families that had a tick for all four there (or for (a), (b) and (d)) and do not have all six (or (a), (b), (d) and (e)) now.
+are the families that had all four ticks there and do not have all six now, or had (a), (b), (d) and do not have (a), (b),
+(d), (e): what fails, and why.
 
 """
 FIRST_READER = Path(__file__).with_name("first_reader.txt")
