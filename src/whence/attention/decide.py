@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
+from whence.attention.decided_arrays import ARRAYS, OF_A_ROW, check_decisions
 from whence.attention.decided_rows import Gathered, gather_rows
 from whence.attention.verified_rows import verify_rows
 from whence.attention.witness import Verification
@@ -22,7 +23,7 @@ from whence.errors import InputError
 from whence.reading.trace import Trace
 from whence.results.provenance import Provenance
 from whence.results.short_repr import short_repr
-from whence.results.tensor_file import load_tensors, save_tensors, understood
+from whence.results.tensor_file import load_tensors, savable, save_tensors, understood
 from whence.rules import Key, Path, Question, Row, Rule
 
 if TYPE_CHECKING:
@@ -203,10 +204,12 @@ class Decisions:
 
     def save(self, path: str | os.PathLike[str]) -> FilePath:
         """One safetensors file with the rows, the values and every proof: enough to check it elsewhere."""
-        tensors = {name: getattr(self, name) for name in ("value", "rows", "values", "visible", "weights")}
+        with savable(path, "decisions"):
+            check_decisions(self)
+        tensors = {name: getattr(self, name) for name in ARRAYS}
         plain = []
         for i, (found, claims) in enumerate(zip(self.decisions, self.claims, strict=True)):
-            tensors |= {f"{i}.{n}": getattr(found, n) for n in _TENSORS if getattr(found, n) is not None}
+            tensors |= {f"{i}.{n}": getattr(found, n) for n in OF_A_ROW if getattr(found, n) is not None}
             tensors |= {f"{i}.claim.{k}": claim.costs for k, claim in enumerate(claims)}
             asked = [{"threshold": c.threshold, "rivals": list(c.rivals), "strict": c.strict} for c in claims]
             plain.append({**{n: _text(getattr(found, n)) for n in _SAVED}, "claims": asked})
@@ -224,7 +227,7 @@ class Decisions:
         with understood(path, "decisions"):
             decisions, claims = [], []
             for i, plain in enumerate(header["decisions"]):
-                parts = {name: tensors.get(f"{i}.{name}") for name in _TENSORS}
+                parts = {name: tensors.get(f"{i}.{name}") for name in OF_A_ROW}
                 numbers = {n: float(v) if isinstance(v, str) and n != "verdict" else v for n, v in plain.items()}
                 decisions.append(RowDecision(**parts, **{n: numbers[n] for n in _SAVED}))  # type: ignore[arg-type]
                 claims.append(
@@ -238,8 +241,8 @@ class Decisions:
             known = header["verification"]
             if known is not None:
                 known = Verification(**{name: known[name] for name in Verification.__dataclass_fields__})
-            stored: dict[str, Any] = {n: tensors[n] for n in ("value", "rows", "values", "visible", "weights")}
-            return cls(
+            stored: dict[str, Any] = {n: tensors[n] for n in ARRAYS}
+            made = cls(
                 **{**named, "heads": tuple((a, b) for a, b in header["heads"])},
                 **stored,
                 decisions=tuple(decisions),
@@ -247,9 +250,10 @@ class Decisions:
                 provenance=Provenance.from_dict(header["provenance"]),
                 verification=known,
             )
+            check_decisions(made)
+        return made
 
 
-_TENSORS = ("costs", "thresholds", "strict", "bounds", "duals", "alternative", "quantity", "range_duals")
 _SAVED = ("verdict", "margin", "residual", "programs", "lower", "upper")
 _HEADER = ("rule", "heads", "combine", "attention", "queries", "query_names", "key_names", "answers", "verdicts")
 

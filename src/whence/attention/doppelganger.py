@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -15,6 +16,7 @@ from whence.core.attention.alternatives import alternative_attention
 from whence.core.attention.witness import random_row_at, witness_row
 from whence.reading.rerun.substitution import Replace, Substituted, substitute
 from whence.reading.trace import Layer, Stack, Trace
+from whence.results.declared import Array
 from whence.results.result import Result
 
 if TYPE_CHECKING:
@@ -30,7 +32,16 @@ class Doppelganger(Result):
     """
 
     kind: ClassVar[str] = "doppelganger"
-    trace: Trace | None = None
+    arrays: ClassVar[Mapping[str, Array]] = {
+        "values": Array("layer head query key"),
+        **dict.fromkeys(("total_variation", "residual"), Array("layer head query")),
+        "searched": Array("layer head query", "boolean"),
+        "stopped": Array("", "boolean"),
+        "witness_layer": Array("sample", "integer"),
+        **dict.fromkeys(("witness_total_variation", "witness_here"), Array("sample")),
+    }
+
+    trace: Trace | None = field(default=None, repr=False, compare=False)
     attention: str | None = None
 
     @property
@@ -162,7 +173,7 @@ def _sampled(stack: Stack, moved: Tensor, sample: int, seed: int) -> dict[str, T
         here.append(float(moved[i, h, q]))
         witnesses.append(best.total_variation)
     return {
-        "witness_layer": torch.tensor(layers),
+        "witness_layer": torch.tensor(layers, dtype=torch.int64),
         "witness_here": torch.tensor(here, dtype=torch.float64),
         "witness_total_variation": torch.tensor(witnesses, dtype=torch.float64),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, overload
 
 import torch
@@ -14,6 +15,7 @@ from whence.errors import InputError
 from whence.reading.joined_layers import JoinedLayers
 from whence.reading.streaming import Stream
 from whence.reading.trace import Layer, Trace
+from whence.results.declared import Array
 from whence.results.result import Result
 
 
@@ -21,6 +23,7 @@ class EffectiveAttention(Result):
     """A⊥ of every layer and head, [layer, head, query, key]; entries may be negative."""
 
     kind: ClassVar[str] = "effective-attention"
+    arrays: ClassVar[Mapping[str, Array]] = {"values": Array("layer head query key")}
 
 
 @overload

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
@@ -19,6 +19,7 @@ from whence.core.numerics.tolerances import measured_in
 from whence.reading.joined_layers import JoinedLayers
 from whence.reading.streaming import Stream
 from whence.reading.trace import Layer, Stack, Trace
+from whence.results.declared import Array
 from whence.results.result import Result
 
 if TYPE_CHECKING:
@@ -42,10 +43,26 @@ class Identifiability(Result):
     """
 
     kind: ClassVar[str] = "identifiability"
+    arrays: ClassVar[Mapping[str, Array]] = {
+        "values": Array("layer head query"),
+        **dict.fromkeys(COUNTS, Array("layer head query", "integer")),
+        **dict.fromkeys(("null_share", "r"), Array("layer head query")),
+        "head_r": Array("layer head"),
+        **dict.fromkeys(("raw_by_type", "effective_by_type"), Array("layer head type")),
+        "leverage": Array("layer head query? key", needed=False),
+        **dict.fromkeys(CONDITIONS, Array("layer head query", needed=False)),
+        "reachable_dimension": Array("layer head query", "integer", needed=False),
+        "reachable_ratio": Array("layer head query", needed=False),
+        "near_tied_bound": Array("layer head", needed=False),
+        "tied": Array("layer head", "boolean", needed=False),
+    }
 
     @property
     def token_types(self) -> tuple[str, ...]:
         return token_types(self.key_tokens or self.tokens)
+
+    def _sizes(self) -> dict[str, int]:
+        return {**super()._sizes(), "type": len(self.token_types)}
 
     def to_frame(self) -> pd.DataFrame:
         """A line per layer, head and row: length, ranks, null dimensions, leverage, null share and r."""

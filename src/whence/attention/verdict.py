@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,6 +18,7 @@ from whence.core.attention.verdict import RowVerdict, check_epsilon, rows_not_un
 from whence.core.numerics.threads import one_thread, workers_for
 from whence.errors import InputError
 from whence.reading.trace import Layer, Trace
+from whence.results.declared import Array
 from whence.results.labels import Tokens
 from whence.results.result import Result
 
@@ -38,6 +40,12 @@ class Verdict(Result):
     """
 
     kind: ClassVar[str] = "verdict"
+    arrays: ClassVar[Mapping[str, Array]] = {
+        "values": Array("layer head"),
+        **dict.fromkeys((*COUNTS, "sampled", "rows"), Array("layer head", "integer")),
+        "row_verdicts": Array("layer head query", "integer"),
+        "epsilon": Array(""),
+    }
 
     @property
     def epsilon(self) -> float:

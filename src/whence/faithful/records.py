@@ -10,6 +10,7 @@ import numpy as np
 
 from whence.faithful.ceilings import Ceiling
 from whence.faithful.curves import area, comprehensiveness, envelope, sufficiency
+from whence.results.declared import check_kinds, listed
 
 
 @dataclass(frozen=True)
@@ -77,17 +78,37 @@ class TextRecord:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TextRecord:
-        def curve(one: Mapping[str, Any]) -> Curve:
-            return Curve(tuple(one["forward"]), tuple(one["reverse"]), one["flip"])
+        """What `to_dict` gave, as it comes back from JSON; a ValueError where its parts do not fit together."""
 
-        return cls(
+        def curve(one: Mapping[str, Any]) -> Curve:
+            return Curve(listed(one["forward"]), listed(one["reverse"]), one["flip"])
+
+        made = cls(
             **{
                 **data,
-                "units": tuple(data["units"]),
-                "scores": {name: tuple(values) for name, values in data["scores"].items()},
+                "units": listed(data["units"]),
+                "scores": {name: listed(values) for name, values in data["scores"].items()},
                 "curves": {op: {name: curve(c) for name, c in by.items()} for op, by in data["curves"].items()},
-                "random": {op: tuple(map(curve, many)) for op, many in data["random"].items()},
+                "random": {op: tuple(map(curve, listed(many))) for op, many in data["random"].items()},
                 "ceilings": {op: Ceiling(**c) for op, c in data["ceilings"].items()},
-                "marks": None if data["marks"] is None else tuple(data["marks"]),
+                "marks": None if data["marks"] is None else listed(data["marks"]),
             }
         )
+        check_kinds(made)
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        """A ValueError unless there is a score for every unit, and a curve with a point before and after each of them."""
+        n = len(self.units)
+        if any(
+            len(values) != n for values in (*self.scores.values(), self.units if self.marks is None else self.marks)
+        ):
+            raise ValueError(f"text {self.key} has {n} units, and not as many scores or marks")
+        curves = [c for by in self.curves.values() for c in by.values()] + [c for m in self.random.values() for c in m]
+        if any(len(values) != n + 1 for c in curves for values in (c.forward, c.reverse)):
+            raise ValueError(f"text {self.key} has {n} units, and curves of another length")
+        if self.ties.keys() != self.scores.keys() or any(
+            by.keys() != self.scores.keys() for by in self.curves.values()
+        ):
+            raise ValueError(f"text {self.key} has scores of {', '.join(self.scores)}, and curves of other methods")

@@ -15,6 +15,7 @@ import numpy as np
 from whence.errors import InputError
 from whence.faithful.records import Curve, TextRecord
 from whence.faithful.statistics import Bootstrap, Difference, all_differences
+from whence.results.declared import is_kind
 from whence.results.records import read_records, write_records
 from whence.results.run_identity import RunIdentity
 from whence.results.short_repr import short_repr
@@ -27,6 +28,13 @@ METHOD = "faithfulness"
 RANDOM = "random"
 MEASURES = ("delta", "comp_area", "suff_area", "comp", "suff")
 GRID = np.linspace(0, 1, 21)
+SETTINGS: dict[str, Any] = {
+    "model": str,
+    **dict.fromkeys(("methods", "operators", "perturbs"), list[str]),
+    "signed": Mapping[str, bool | None],
+    **dict.fromkeys(("random", "seed"), int),
+}
+"""What the identity of a run says at least."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +279,18 @@ class Faithfulness:
         """A saved run; with `unfinished` also what a run that was stopped has done so far."""
         with understood(path, METHOD):
             identity, records = read_records(path, METHOD, unfinished=unfinished)
-            return cls(identity, tuple(map(TextRecord.from_dict, records)))
+            if wrong := [
+                name for name, kind in SETTINGS.items() if not is_kind(identity.settings.get(name, ...), kind)
+            ]:
+                raise ValueError(f"its settings do not say {wrong[0]}")
+            made = cls(identity, tuple(map(TextRecord.from_dict, records)))
+            for record in made.records:
+                operators = {*made.operators} if record.scored else set()
+                if {*record.curves} != operators or {*record.random} != operators:
+                    raise ValueError(f"text {record.key} has curves of other operators than its run")
+                if any(len(drawn) != identity.settings["random"] for drawn in record.random.values()):
+                    raise ValueError(f"text {record.key} has not as many random orders as its run")
+        return made
 
     @classmethod
     def joined(cls, parts: Sequence[Faithfulness]) -> Faithfulness:

@@ -11,7 +11,7 @@ of the layers below, R_{l−1}.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,6 +32,7 @@ from whence.reading.rerun.run import on_device
 from whence.reading.trace import Layer, Trace
 from whence.reading.wiring.norms import Norm, recognise
 from whence.reading.wiring.op_graph import deviation
+from whence.results.declared import Array
 from whence.results.result import Result
 
 if TYPE_CHECKING:
@@ -48,6 +49,12 @@ class LogitContributions(Result):
     """
 
     kind: ClassVar[str] = "logit-contributions"
+    arrays: ClassVar[Mapping[str, Array]] = {
+        "values": Array("layer head input"),
+        "feedforward": Array("layer"),
+        **dict.fromkeys(("embedding", "bias", "logit"), Array("1")),
+        "direct": Array("layer head input"),
+    }
 
     def by_input(self) -> Tensor:
         """[input]: summed over layers and heads, the token's own embedding included."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from whence.results.declared import Array
 from whence.results.result import Result
 
 
@@ -13,6 +15,11 @@ class Attribution(Result):
     """`values` [input]: a score per input token; `signed` says whether a negative one speaks against the prediction."""
 
     kind: ClassVar[str] = "attribution"
+    arrays: ClassVar[Mapping[str, Array]] = {
+        "values": Array("input"),
+        "rows": Array("token", needed=False),
+        "gap": Array("", needed=False),
+    }
 
     def __repr__(self) -> str:
         first = ", ".join(f"{token} {score:.3g}" for token, score in self.ranked()[:3])

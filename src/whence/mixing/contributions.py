@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, overload
@@ -17,6 +17,7 @@ from whence.mixing.rollout import rollout as roll_out
 from whence.reading.refusals import refuse_following
 from whence.reading.streaming import Stream
 from whence.reading.trace import Trace
+from whence.results.declared import Array
 
 LAYER, EMBEDDINGS = "layer", "embeddings"
 
@@ -30,6 +31,12 @@ class Contributions(Mixture):
     """
 
     kind: ClassVar[str] = "contributions"
+    arrays: ClassVar[Mapping[str, Array]] = {
+        "values": Array("layer hidden input"),
+        "degenerate": Array("layer", "integer", needed=False),
+        "encoder": Array("encoder_layer source source", needed=False),
+        "change": Array("layer hidden input", needed=False),
+    }
 
     @property
     def method(self) -> str:

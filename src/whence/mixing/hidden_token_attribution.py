@@ -11,6 +11,7 @@ estimate of ‖J‖_F² (Hutchinson); the standard errors of the shares follow b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,6 +32,7 @@ from whence.reading.rerun.run import on_device
 from whence.reading.trace import Stack, Trace
 from whence.reading.wiring.norms import Norm, recognise
 from whence.reading.wiring.op_graph import deviation
+from whence.results.declared import Array
 from whence.results.progress import Progress, counted
 
 EXACT_LENGTH = 24
@@ -47,6 +49,11 @@ class HiddenTokenAttribution(Mixture):
     """
 
     kind: ClassVar[str] = "hidden-token-attribution"
+    arrays: ClassVar[Mapping[str, Array]] = {
+        "values": Array("layer hidden input | layer head hidden input"),
+        "squared": Array("*"),
+        **dict.fromkeys(("squared_error", "error"), Array("*", needed=False)),
+    }
 
     @property
     def exact(self) -> bool:

@@ -6,6 +6,7 @@ attribution of that head's output to the input embeddings. They agree in the fir
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from whence.mixing.hidden_token_attribution import HiddenTokenAttribution, hidden_token_attribution
 from whence.reading.trace import Trace
+from whence.results.declared import Array
 from whence.results.result import Result
 
 if TYPE_CHECKING:
@@ -29,6 +31,10 @@ class LocalGlobal(Result):
     """
 
     kind: ClassVar[str] = "local-vs-global"
+    arrays: ClassVar[Mapping[str, Array]] = {
+        "values": Array("layer head query"),
+        **dict.fromkeys(("spearman", "jsd"), Array("*")),
+    }
 
     def to_frame(self) -> pd.DataFrame:
         """One line per row of attention: layer, head, query, token, pearson, spearman, jsd."""

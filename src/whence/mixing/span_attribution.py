@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from whence.errors import InputError
 from whence.mixing.attribution import Attribution
 from whence.mixing.text_units import Groups, unit_groups
+from whence.results.declared import Array
 from whence.results.labels import Tokens
 from whence.results.result import Result
 
@@ -28,6 +29,11 @@ class SpanAttribution(Result):
     """
 
     kind: ClassVar[str] = "span-attribution"
+    arrays: ClassVar[Mapping[str, Array]] = {
+        "values": Array("explained input"),
+        "position": Array("explained", "integer"),
+        **dict.fromkeys(("logit", "probability"), Array("explained")),
+    }
 
     @property
     def signed(self) -> bool:

@@ -8,10 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from whence.reading.wiring.equation import Wiring
+from whence.reading.wiring.equation import PARALLEL, POST, PRE, SANDWICH, Wiring
 from whence.reading.wiring.norms import Norm
 from whence.reading.wiring.projection import Projection
+from whence.results.declared import Array, check_arrays, check_kinds
 
+KINDS = (POST, PRE, SANDWICH, PARALLEL)
 STORED = {kind.__name__: kind for kind in (Norm, Projection, Wiring)}
 """What a layer holds besides tensors and plain values: dataclasses, written field by field under their names."""
 
@@ -57,33 +59,87 @@ def understand_earlier(layer: dict[str, Any], stack: str, tensors: Mapping[str, 
     return {**parts, "wiring": None if kind is None else {"stored": "Wiring", "kind": kind, **own}}
 
 
-def check_sizes(layer: Any, queries: int, keys: int) -> None:
-    """A loaded layer's tensors have the sizes that its heads and its stack's tokens ask for; else a ValueError."""
+LAYER = {
+    name: Array(axes, kind, needed=False)
+    for name, axes, kind in (
+        ("_attention", "head query key", "float"),
+        ("_queries", "head query d_k", "float"),
+        ("grouped_keys", "key_group key d_k", "float"),
+        ("grouped_values", "group key d_v", "float"),
+        ("_outputs", "head query d_v", "float"),
+        ("visible", "query? key? | head? query? key?", "boolean"),
+        ("bias", "head? query? key? | query? key? | key?", "float"),
+        ("sink", "head query", "float"),
+        ("_block_input", "query d", "float"),
+        ("_after_attention", "query d", "float"),
+        ("_block_output", "query d", "float"),
+        ("_before_second_norm", "query d", "float"),
+        ("_side", "query d", "float"),
+        ("_projection.weight", "head d_v d", "float"),
+        ("_projection.bias", "d", "float"),
+        ("_projection.rows", "query d_v d_v", "float"),
+        ("wiring.norm.weight", "d", "float"),
+        ("wiring.norm.bias", "d", "float"),
+        ("wiring.branch_norm.weight", "d", "float"),
+        ("wiring.branch_norm.bias", "d", "float"),
+        ("wiring.branch_scale", "d? | ", "float"),
+        ("wiring.residual_scale", "d? | ", "float"),
+        ("second_norm.weight", "d", "float"),
+        ("second_norm.bias", "d", "float"),
+    )
+}
+"""The arrays of a layer, those within its parts by their way there."""
+
+PASS = {
+    "logits": Array("token label | label", needed=False),
+    "final_states": Array("token d", needed=False),
+    "inputs.input_ids": Array("1 given", "integer", needed=False),
+    "inputs.attention_mask": Array("1 given | 1 one? row? given", "any", needed=False),
+    "inputs.token_type_ids": Array("1 given", "integer", needed=False),
+    "inputs.inputs_embeds": Array("1 given width", needed=False),
+    "inputs.decoder_input_ids": Array("1 answered", "integer", needed=False),
+}
+"""The arrays of a pass; inputs of other names are the model's own affair."""
+
+
+def check_pass(trace: Any) -> None:
+    """What a pass was given and what it gave fit together; else a ValueError."""
+    given = {f"inputs.{name}": tensor for name, tensor in trace.inputs.items()}
+    answer = trace.stacks.get("decoder")
+    sizes = {"answered": len(answer.tokens)} if answer is not None and answer.tokens else {}
+    check_arrays(PASS, {"logits": trace.logits, "final_states": trace.final_states, **given}, sizes)
+
+
+def check_layer(layer: Any, queries: int, keys: int) -> None:
+    """A layer's parts are what they are declared to be, and as long as its heads and its stack's tokens ask for.
+
+    A stack whose layers differ in length has no tokens: then every layer has lengths of its own. Else a ValueError.
+    """
+    check_kinds(layer)
     heads = len(layer.heads)
-    expected: dict[str, tuple[int | None, ...]] = {
-        "_attention": (heads, queries, keys),
-        "_queries": (heads, queries, None),
-        "grouped_keys": (None, keys, None),
-        "grouped_values": (None, keys, None),
-        "_outputs": (heads, queries, None),
-        "_block_input": (queries, None),
-        "_after_attention": (queries, None),
-        "_block_output": (queries, None),
-    }
-    for part, sizes in expected.items():
-        tensor = getattr(layer, part)
-        if tensor is None:
-            continue
-        fits = tensor.dim() == len(sizes)
-        if not fits or any(want not in (None, have) for want, have in zip(sizes, tensor.shape, strict=True)):
-            wanted = " × ".join("any" if size is None else str(size) for size in sizes)
-            raise ValueError(
-                f"{part.lstrip('_')} of layer {layer.index} is {tuple(tensor.shape)}, where its tokens and heads ask "
-                f"for {wanted}"
-            )
-    if layer.rebuilt:
-        needed = [layer._queries, layer.grouped_keys, layer._outputs, layer.grouped_values]
-        if any(t is None for t in needed) or any(needed[i].shape[-1] != needed[i + 1].shape[-1] for i in (0, 2)):
-            raise ValueError(
-                f"layer {layer.index} lacks what its attention is made from: queries, keys, values and outputs"
-            )
+    if not heads or len(set(layer.heads)) != heads or min(*layer.heads, layer.index) < 0:
+        raise ValueError(f"layer {layer.index} has heads {layer.heads}, which cannot be told apart")
+    sizes = {"head": heads} | ({"query": queries, "key": keys} if queries and keys else {})
+    try:
+        check_arrays(LAYER, {name: _at(layer, name) for name in LAYER}, sizes)
+    except ValueError as problem:
+        raise ValueError(f"in layer {layer.index}, {problem}") from None
+    for name in ("grouped_keys", "grouped_values"):
+        grouped = getattr(layer, name)
+        if grouped is not None and heads % max(len(grouped), 1):
+            raise ValueError(f"in layer {layer.index}, {heads} heads do not share {len(grouped)} {name}")
+    if layer.wiring is not None and layer.wiring.kind not in KINDS:
+        raise ValueError(f"layer {layer.index} is {layer.wiring.kind!r} wired, which is none of {', '.join(KINDS)}")
+    needed = [layer._queries, layer.grouped_keys, layer._outputs, layer.grouped_values]
+    if layer.rebuilt and (any(t is None for t in needed) or (layer.scale is None and layer.cap is None)):
+        raise ValueError(
+            f"layer {layer.index} lacks what its attention is made from: queries, keys, values, outputs, and their scale"
+        )
+
+
+def _at(layer: Any, name: str) -> Tensor | None:
+    """The tensor of that name, or None where there is none, or a plain number in its place."""
+    part = layer
+    for step in name.split("."):
+        part = None if part is None else getattr(part, step)
+    return part if isinstance(part, Tensor) else None

@@ -18,12 +18,13 @@ from torch import Tensor
 from whence.errors import InputError
 from whence.reading.layer import Layer
 from whence.reading.refusals import ranges, refuse_following
-from whence.reading.storage import check_sizes, pack, understand_earlier, unpack
+from whence.reading.storage import check_layer, check_pass, pack, understand_earlier, unpack
 from whence.reading.tensor_tree import map_tensors, own_tensor
+from whence.results.declared import check_kinds
 from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
 from whence.results.short_repr import short_repr
-from whence.results.tensor_file import load_tensors, save_tensors, understood
+from whence.results.tensor_file import load_tensors, savable, save_tensors, understood
 
 if TYPE_CHECKING:
     from whence.model.load import Model
@@ -200,6 +201,8 @@ class Trace(LayerTensors):
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """One safetensors file, with tokens, wiring and provenance as JSON in its header."""
+        with savable(path, "trace"):
+            self._check()
         tensors: dict[str, Tensor] = {f"inputs.{name}": t for name, t in self.inputs.items()}
         for name in ("logits", "final_states"):
             if getattr(self, name) is not None:
@@ -236,10 +239,8 @@ class Trace(LayerTensors):
                 described = [understand_earlier(plain, name, tensors) for plain in data["layers"]]
                 layers = tuple(Layer(**{p: unpack(v, tensors) for p, v in plain.items()}) for plain in described)
                 tokens, key_tokens = Tokens.from_dict(data["tokens"]), Tokens.from_dict(data["key_tokens"])
-                for layer in layers:
-                    check_sizes(layer, len(tokens), len(key_tokens))
                 stacks[name] = Stack(name, layers, tokens, key_tokens)
-            return cls(
+            made = cls(
                 stacks=stacks,
                 provenance=Provenance.from_dict(header["provenance"]),
                 text=header["text"],
@@ -251,6 +252,22 @@ class Trace(LayerTensors):
                 final_states=tensors.get("final_states"),
                 inputs={n.removeprefix("inputs."): t for n, t in tensors.items() if n.startswith("inputs.")},
             )
+            made._check()
+        return made
+
+    def _check(self) -> None:
+        """A ValueError unless every part is what it is declared to be and as long as the tokens and heads ask for."""
+        check_kinds(self)
+        if not self.stacks:
+            raise ValueError("it has no layers")
+        for stack in self.stacks.values():
+            if not stack.layers or len({layer.index for layer in stack}) != len(stack):
+                raise ValueError(f"the {stack.name}'s layers are {[layer.index for layer in stack]}")
+            for layer in stack:
+                check_layer(layer, len(stack.tokens), len(stack.key_tokens))
+        check_pass(self)
+        if self.prompt_length is not None and not 0 <= self.prompt_length <= len(self.tokens):
+            raise ValueError(f"its prompt is {self.prompt_length} of {len(self.tokens)} tokens long")
 
     def with_model(self, model: Model | None) -> Model:
         """The model to run again: the one given, else the trace's own; refused if its weights are not the trace's."""

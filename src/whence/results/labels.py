@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
+from whence.results.declared import listed
+
 
 @dataclass(frozen=True)
 class Tokens(Sequence[str]):
@@ -150,13 +152,13 @@ class Tokens(Sequence[str]):
     def from_dict(cls, data: dict[str, Any]) -> Tokens:
         spans = data["spans"]
         for name, part in data.items():
-            if part is not None and len(part) != len(data["text"]):
+            if part is not None and len(listed(part)) != len(data["text"]):
                 raise ValueError(f"{len(data['text'])} tokens have {len(part)} {name}")
         return cls(
             tuple(data["text"]),
             tuple(data["raw"]),
             None if data["ids"] is None else tuple(data["ids"]),
-            None if spans is None else tuple(None if s is None else (s[0], s[1]) for s in spans),
+            None if spans is None else tuple(None if s is None else listed(s) for s in spans),
             None if data["words"] is None else tuple(data["words"]),
             tuple(data["special"]),
         )

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, MissingExtraError
+from whence.results.declared import Array, check_arrays, check_kinds, listed
 from whence.results.files import as_plain
 from whence.results.labels import Tokens
 from whence.results.provenance import Provenance
-from whence.results.tensor_file import load_tensors, save_tensors, understood
+from whence.results.tensor_file import load_tensors, savable, save_tensors, understood
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +37,7 @@ class Result:
     """
 
     kind: ClassVar[str] = "result"
+    arrays: ClassVar[Mapping[str, Array]] = {}  # the axes and kinds of `values` and of what is in `extra`
 
     values: Tensor
     axes: tuple[str, ...]
@@ -186,6 +188,8 @@ class Result:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """One safetensors file with its tokens and provenance inside."""
+        with savable(path, self.kind):
+            self._check()
         tensors = {"values": self.values, **{f"extra.{name}": t for name, t in self.extra.items()}}
         return save_tensors(path, self.kind, tensors, self._header())
 
@@ -195,7 +199,7 @@ class Result:
         tensors, header = load_tensors(path, cls.kind)
         with understood(path, cls.kind):
             result = cls(**cls._fields(tensors, header))
-            result._check_sizes()
+            result._check()
         return result
 
     @classmethod
@@ -204,26 +208,44 @@ class Result:
         keys = header["key_tokens"]
         return {
             "values": tensors["values"],
-            "axes": tuple(header["axes"]),
+            "axes": listed(header["axes"]),
             "tokens": Tokens.from_dict(header["tokens"]),
             "provenance": Provenance.from_dict(header["provenance"]),
             "key_tokens": None if keys is None else Tokens.from_dict(keys),
-            "layers": tuple(header["layers"]),
-            "heads": tuple(header["heads"]),
+            "layers": listed(header["layers"]),
+            "heads": listed(header["heads"]),
             "extra": {name.removeprefix("extra."): t for name, t in tensors.items() if name.startswith("extra.")},
         }
 
-    def _check_sizes(self) -> None:
-        """Every axis is as long as what labels it."""
+    def _check(self) -> None:
+        """A ValueError unless every field is what it is declared to be, and every axis as long as what labels it."""
+        check_kinds(self)
+        if len(set(self.axes)) != len(self.axes) or min((*self.layers, *self.heads), default=0) < 0:
+            raise ValueError(f"axes {self.axes} with layers {self.layers} and heads {self.heads} name nothing")
+        if any(getattr(self, f"{name}s") and name not in self.axes for name in ("layer", "head")):
+            raise ValueError(f"there are layers {self.layers} and heads {self.heads} for the axes {self.axes}")
+        sizes = self._sizes()
         for axis, size in zip(self.axes, self.values.shape, strict=True):
-            if axis in ROW_AXES:
-                labels = len(self.tokens)
-            elif axis in COLUMN_AXES:
-                labels = len(self.key_tokens or self.tokens)
-            else:
-                labels = len(self._labels(axis))
-            if labels != size:
-                raise ValueError(f"its values have {size} along {axis}, and there are {labels} labels for them")
+            if sizes.setdefault(axis, size) != size:
+                raise ValueError(f"its values have {size} along {axis}, and there are {sizes[axis]} labels for them")
+        values = self.arrays.get("values")
+        if values is not None:
+            if self.axes not in values.choices:
+                raise ValueError(f"its values have the axes {', '.join(self.axes)}, where it has {values.axes}")
+            values.check("values", self.values, dict(sizes))
+        if self.extra:  # a selection has none
+            check_arrays(
+                {name: self._beside(a) for name, a in self.arrays.items() if name != "values"}, self.extra, sizes
+            )
+
+    def _beside(self, array: Array) -> Array:
+        return replace(array, axes=" ".join(self.axes)) if array.axes == "*" else array
+
+    def _sizes(self) -> dict[str, int]:
+        """How long each axis is that something labels."""
+        rows, columns = len(self.tokens), len(self.key_tokens or self.tokens)
+        sizes = {**dict.fromkeys(ROW_AXES, rows), **dict.fromkeys(COLUMN_AXES, columns), "layer": len(self.layers)}
+        return sizes | ({"head": len(self.heads)} if self.heads or "head" in self.axes else {})
 
     def plot(self, *, layer: int | None = None, head: int | None = None, ax: Any = None) -> Any:
         """A figure for a paper (matplotlib); returns the Axes. See `whence.results.plotting.plot_result`."""

@@ -18,11 +18,13 @@ from typing import Any
 from torch import Tensor
 
 from whence.errors import InputError
+from whence.results.declared import is_kind
 from whence.results.files import is_regular_file, parse_json, write_atomically
 from whence.results.provenance import library_versions
 
-FORMAT = 2
+FORMAT = 3  # 2: without the list of tensors in the header
 BLANK = b"0" * 64
+ABOUT = {"format": int, "kind": str, "whence": str}
 SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 
 
@@ -33,7 +35,7 @@ def save_tensors(
     from safetensors.torch import save
 
     ready = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    about = {"format": FORMAT, "kind": kind, "whence": library_versions()["whence"], **header}
+    about = {"format": FORMAT, "kind": kind, "whence": library_versions()["whence"], "tensors": _list(ready), **header}
     # JSON inside JSON: its quotes are escaped, so that the seal below is the only text of its form in the header.
     data = save(ready, metadata={"whence": json.dumps(about), "sha256": BLANK.decode()})
     seal = _seal(data)
@@ -68,14 +70,26 @@ def load_tensors(path: str | os.PathLike[str], kind: str | None = None) -> tuple
         raise InputError(
             f"{name!r} is damaged: its content is not what was saved. Restore it from a copy, or make it again."
         )
-    header = parse_json(parse_json(data[8 : _header_end(data)])["__metadata__"]["whence"])
+    with understood(path, kind or "result"):
+        header = parse_json(parse_json(data[8 : _header_end(data)])["__metadata__"]["whence"])
+        if not is_kind(header, Mapping[str, Any]) or not all(is_kind(header[n], of) for n, of in ABOUT.items()):
+            raise ValueError("its header does not say what it is")
     if header["format"] > FORMAT:
         raise InputError(
             f"{name!r} was written by whence {header['whence']} (format {header['format']}); this one reads {FORMAT}."
         )
     if kind is not None and header["kind"] != kind:
         raise InputError(f"{name!r} holds a {header['kind']}, not a {kind}.")
-    return load(data), header
+    with understood(path, kind or "result"):
+        tensors = load(data)
+        if header["format"] > 2 and _list(tensors) != header["tensors"]:
+            raise ValueError("its tensors are not those that its header names")
+    return tensors, header
+
+
+def _list(tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+    """What there is, in plain data: the dtype and the shape of every tensor."""
+    return {name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()}
 
 
 @contextmanager
@@ -83,11 +97,22 @@ def understood(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
     """Around the code that makes a `kind` of what was loaded: what does not fit is refused in one sentence."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as problem:
+    except Exception as problem:  # whatever it is that a strange content trips over, safetensors' own errors included
         what = f"{problem.args[0]!r} is missing" if isinstance(problem, KeyError) else " ".join(str(problem).split())
         raise InputError(
             f"{os.fspath(path)!r} does not hold a whole {kind}: {what[:200]}. It was not written by this version of "
             f"whence ({library_versions()['whence']}); make it again."
+        ) from problem
+
+
+@contextmanager
+def savable(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
+    """Around the check of what is to be saved: what could not be loaded again is not written."""
+    try:
+        yield
+    except ValueError as problem:
+        raise InputError(
+            f"this {kind} does not fit together and was not saved to {os.fspath(path)!r}: {problem}."
         ) from problem
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
+from whence.results.declared import Array, is_kind, listed
 from whence.results.result import Result
 
 if TYPE_CHECKING:
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
 
 AXES = ("target", "part", "map", "distance", "layer")
 MISS, HIT, NOT_COUNTED = 0, 1, 255
+REPORT: dict[str, Any] = {
+    **dict.fromkeys(("chance", "chance_with_ties", "ties"), float),
+    "majority": float | None,
+    "left_out": Mapping[str, int],
+    "diverged": list[Mapping[str, Any]],
+    **{f"{side}{what}": int for side in ("train", "validation", "test") for what in ("", "_sequences")},
+}
+"""What a report says at least."""
 LAYERED = {"low": (-1,), "high": (-1,), "hits": (-2,), "epochs": (-1,), "control": (-1,), "transfer": (-2, -1)}
 
 
@@ -31,6 +40,16 @@ class TokenIdentifiability(Result):
     """
 
     kind: ClassVar[str] = "token identifiability"
+    arrays: ClassVar[Mapping[str, Array]] = {
+        "values": Array(" ".join(AXES)),
+        **dict.fromkeys(("low", "high"), Array(" ".join(AXES))),
+        "hits": Array(" ".join((*AXES, "token")), "integer"),
+        "epochs": Array(" ".join(AXES), "integer"),
+        "control": Array("distance layer"),
+        **dict.fromkeys(("sentence", "position", "length", "count"), Array("token", "integer")),
+        "blind": Array("token"),
+        "transfer": Array("learned distance layer layer", needed=False),
+    }
 
     targets: tuple[int, ...] = (0,)  # 0: the token itself, 1: the next one
     parts: tuple[str, ...] = ("whole",)
@@ -171,8 +190,18 @@ class TokenIdentifiability(Result):
 
     @classmethod
     def _fields(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> dict[str, Any]:
-        own = {name: tuple(header[name]) for name in ("targets", "parts", "maps", "distances")}
+        own = {name: listed(header[name]) for name in ("targets", "parts", "maps", "distances")}
         return {**super()._fields(tensors, header), **own, "pool": header["pool"], "report": header["report"]}
+
+    def _sizes(self) -> dict[str, int]:
+        own = {axis: len(self._labels(axis)) for axis in AXES}
+        learned = sum(name != "naive" for name in self.maps)
+        return {**super()._sizes(), **own, "token": len(self.tokens), "learned": learned}
+
+    def _check(self) -> None:
+        super()._check()
+        if wrong := [name for name, kind in REPORT.items() if not is_kind(self.report.get(name, ...), kind)]:
+            raise ValueError(f"its report lacks {wrong[0]}, or it is no {REPORT[wrong[0]]}")
 
     def remarks(self) -> list[str]:
         """What a reader of the numbers should know, in sentences."""

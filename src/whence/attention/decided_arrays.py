@@ -1,0 +1,48 @@
+"""The arrays of saved decisions: which there are, by which axes, and whether they fit together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+from whence.core.attention.decision import Verdict
+from whence.results.declared import Array, check_arrays, check_kinds
+
+if TYPE_CHECKING:
+    from whence.attention.decide import Decisions
+
+ARRAYS = {
+    "value": Array("query"),
+    "rows": Array("head query key"),
+    "values": Array("head key d_v"),
+    "visible": Array("head query key", "boolean"),
+    "weights": Array("head"),
+}
+OF_A_ROW = {
+    "costs": Array("claim key"),
+    "thresholds": Array("claim"),
+    "strict": Array("claim", "boolean"),
+    "bounds": Array("claim"),
+    "duals": Array("claim head d_v"),
+    "alternative": Array("head key", needed=False),
+    "quantity": Array("key", needed=False),
+    "range_duals": Array("2 head d_v", needed=False),
+}
+
+
+def check_decisions(made: Decisions) -> None:
+    """A ValueError unless every part is what it is declared to be, and as long as heads, queries and keys ask for."""
+    check_kinds(made)
+    for name in ("query_names", "answers", "verdicts", "decisions", "claims"):
+        if len(getattr(made, name)) != len(made):
+            raise ValueError(f"{len(made)} queries have {len(getattr(made, name))} {name}")
+    if unknown := {*made.verdicts} - {*get_args(Verdict)}:
+        raise ValueError(f"there is no verdict {unknown.pop()!r}")
+    sizes = {"head": len(made.heads), "query": len(made), "key": len(made.key_names)}
+    check_arrays(ARRAYS, {name: getattr(made, name) for name in ARRAYS}, sizes)
+    sizes["d_v"] = made.values.shape[-1]
+    for found, claims in zip(made.decisions, made.claims, strict=True):
+        check_arrays(OF_A_ROW, {name: getattr(found, name) for name in OF_A_ROW}, sizes)
+        for claim in claims:
+            Array("key").check("costs of a claim", claim.costs, dict(sizes))
+            if not {*claim.rivals} <= {*range(sizes["key"])} or len({*claim.rivals}) != len(claim.rivals):
+                raise ValueError(f"a claim has rivals {claim.rivals} among {sizes['key']} keys")
