@@ -95,6 +95,32 @@ def test_a_damaged_or_foreign_shard_is_made_again(tiny: Path, corpus: Path, refe
     assert files(tmp_path) == files(reference)
 
 
+@pytest.mark.parametrize("table", ["heads", "layers", "texts"])
+def test_one_bit_of_a_shard_is_seen(table: str, tiny: Path, corpus: Path, reference: Path, tmp_path: Path) -> None:
+    """A finished survey refuses the file by name; one that goes on makes it again."""
+    whence.survey(tiny, corpus, tmp_path, shard_size=4)
+    path = tmp_path / table / "000001.parquet"
+    whole = path.read_bytes()
+    for at in (40, len(whole) // 2, len(whole) - 100, None):
+        data = bytearray(whole)
+        if at is None:
+            data = data[: len(data) // 2]
+        else:
+            data[at] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(InputError, match=r"000001\.parquet' is damaged .*restore it from a copy"):
+            getattr(whence.read_survey(tmp_path), table)
+    path.unlink()
+    with pytest.raises(InputError, match=r"000001\.parquet' is damaged"):
+        getattr(whence.read_survey(tmp_path), table)
+    path.write_bytes(data)
+    (tmp_path / "run.json").write_text((tmp_path / "run.json").read_text().split('"files"')[0] + '"files": null}')
+    with pytest.raises(InputError, match=r"000001\.parquet' is damaged .*run again, makes it anew"):
+        getattr(whence.read_survey(tmp_path), table)
+    whence.survey(tiny, corpus, tmp_path, shard_size=4)
+    assert files(tmp_path) == files(reference)
+
+
 def test_order_of_texts_in_a_shard_does_not_change_a_text(tiny: Path, tmp_path: Path) -> None:
     """Batches change with the shard, and with them the last bits: numbers agree, samples are the same."""
     texts = some_texts()

@@ -56,7 +56,7 @@ def run_folder(path: str | Path, identity: RunIdentity, *, state: Sequence[str] 
             remove_parts(folder)
             _write(folder, identity, None)
         return RunFolder(folder, identity)
-    known, files = _read(place)
+    known, files = read_run(place)
     identity.refuse_other(known, folder)
     if leads:
         remove_parts(folder)
@@ -75,7 +75,8 @@ def _write(folder: Path, identity: RunIdentity, files: dict[str, str] | None) ->
     write_atomically(folder / NAME, json.dumps({**identity.to_dict(), "files": files}, indent=2).encode())
 
 
-def _read(path: Path) -> tuple[RunIdentity, dict[str, str] | None]:
+def read_run(path: Path) -> tuple[RunIdentity, dict[str, str] | None]:
+    """Whose run a run.json names, and the files of a finished one with their hashes; refused where it is damaged."""
     try:
         if not is_regular_file(path):
             raise ValueError("it is no file")

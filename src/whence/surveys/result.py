@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -11,18 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 from whence.attention.verdict import AVOID, READ
 from whence.errors import InputError
-from whence.results.files import parse_json
-from whence.results.run_folder import NAME
+from whence.results.files import is_regular_file
+from whence.results.run_folder import NAME, read_run
 from whence.results.run_identity import RunIdentity
 from whence.results.short_repr import short_repr
 from whence.surveys.head_columns import KINDS
 from whence.surveys.intervals import mean_over_texts, share_over_texts
-from whence.surveys.shards import arrow
+from whence.surveys.shards import arrow, is_whole
 
 if TYPE_CHECKING:
     import pandas as pd
 
 METHOD = "survey"
+COLUMNS = {
+    "heads": {"text", "length", "layer", "head"},
+    "layers": {"text", "length", "layer"},
+    "texts": {"text", "length", "reason"},
+}
 LENGTHS = (0, 32, 64, 128, 256, 512)
 """Upper ends of the groups of lengths; longer texts are the last group."""
 
@@ -39,6 +46,8 @@ class Survey:
     folder: Path
     identity: RunIdentity
     complete: bool
+    files: Mapping[str, str] | None = field(default=None, repr=False)
+    """The files that a finished survey left, with their SHA-256."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -57,15 +66,40 @@ class Survey:
         return self._table("texts")
 
     def _table(self, name: str) -> pd.DataFrame:
-        pa = arrow()
-        files = sorted((self.folder / name).glob("*.parquet"))
-        # A shard under way may have rows without its texts: only what is done is read.
-        done = {path.name for path in (self.folder / "texts").glob("*.parquet")}
-        tables = [pa.parquet.read_table(path).replace_schema_metadata(None) for path in files if path.name in done]
-        if not tables:
+        if self.files is not None:
+            wanted = [self.folder / file for file in self.files if Path(file).parts[:1] == (name,)]
+        else:
+            # A shard under way may have rows without its texts: only what is done is read.
+            done = {path.name for path in (self.folder / "texts").glob("*.parquet")}
+            wanted = sorted(path for path in (self.folder / name).glob("*.parquet") if path.name in done)
+        if not wanted:
             raise InputError(f"{str(self.folder)!r} has no finished shard yet: run the survey.")
+        pa = arrow()
+        tables = [self._shard(path, name) for path in wanted]
         frame: pd.DataFrame = pa.concat_tables(tables).to_pandas()
         return frame
+
+    def _shard(self, path: Path, name: str) -> Any:
+        """One file's rows; refused where it is not what the survey wrote."""
+        data = path.read_bytes() if is_regular_file(path) else b""
+        known = None if self.files is None else self.files[path.relative_to(self.folder).as_posix()]
+        pa = arrow()
+        try:
+            # The hash that a finished run noted also holds for files of versions that wrote none into them.
+            if not (is_whole(data) if known is None else hashlib.sha256(data).hexdigest() == known):
+                raise ValueError("its content is not what was written")
+            rows = pa.parquet.read_table(pa.BufferReader(data)).replace_schema_metadata(None)
+            if missing := sorted(COLUMNS[name] - {*rows.column_names}):
+                raise ValueError(f"it has no column {missing[0]!r}")
+        except (pa.ArrowException, ValueError) as problem:
+            way_on = (
+                "the same survey, run again, makes it anew."
+                if known is None
+                else "restore it from a copy, or run the survey again in another folder."
+            )
+            said = " ".join(str(problem).split())[:120]
+            raise InputError(f"{str(path)!r} is damaged ({said}): {way_on}") from problem
+        return rows
 
     @property
     def failed(self) -> pd.DataFrame:
@@ -201,16 +235,12 @@ def length_groups(lengths: pd.Series[Any]) -> pd.Series[Any]:
 def read_survey(folder: str | os.PathLike[str]) -> Survey:
     """A survey from its folder; one that is not finished gives what is done so far."""
     place = Path(folder).expanduser() / NAME
-    try:
-        data = parse_json(place.read_bytes())
-        identity = RunIdentity.from_dict(data)
-    except FileNotFoundError as problem:
-        raise InputError(f"{str(folder)!r} is no folder of a survey: it has no {NAME}.") from problem
-    except (OSError, ValueError) as problem:
-        raise InputError(f"{str(place)!r} cannot be read ({problem}).") from problem
+    if not is_regular_file(place):
+        raise InputError(f"{str(folder)!r} is no folder of a survey: it has no {NAME}.")
+    identity, files = read_run(place)
     if identity.method != METHOD:
         raise InputError(f"{str(folder)!r} holds a run of {identity.method!r}, not a survey.")
-    return Survey(place.parent, identity, data.get("files") is not None)
+    return Survey(place.parent, identity, files is not None, files)
 
 
 def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:

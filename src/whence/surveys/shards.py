@@ -7,6 +7,7 @@ only: one thread, batches fixed by the shard, samples seeded by content, no time
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
@@ -16,13 +17,15 @@ from typing import Any
 import numpy as np
 
 from whence.errors import InputError, MissingExtraError
-from whence.results.files import make_folder, write_atomically
+from whence.results.files import is_regular_file, make_folder, write_atomically
 from whence.results.run_identity import hash_texts
+from whence.results.tensor_file import BLANK
 
 TABLES = ("heads", "layers", "texts")
 """The folders of a survey, in the order in which a shard's files are written: the last one says that it is done."""
 
 KEY = b"whence.shard"
+HASH = re.compile(rb"whence\.sha256\x18@[0-9a-f]{64}")  # in the footer: the name, and the mark and length of the value
 MANTISSA = 13  # bits kept of a number's 23: relative error 6e-5, and files half as large
 
 Sequence = tuple[str, ...]  # a text, or a text and its pair
@@ -86,11 +89,29 @@ def as_parquet(rows: Rows, key: str) -> bytes:
             columns[name] = pa.array(column)
     table = pa.table(columns).replace_schema_metadata({KEY: key.encode()})
     sink = pa.BufferOutputStream()
-    pa.parquet.write_table(
-        table, sink, compression="zstd", compression_level=9, write_statistics=False,
+    with pa.parquet.ParquetWriter(
+        sink, table.schema, compression="zstd", compression_level=9, write_statistics=False,
         use_dictionary=[name for name in columns if name not in floats], use_byte_stream_split=floats,
-    )  # fmt: skip
-    return bytes(sink.getvalue().to_pybytes())
+    ) as writer:  # fmt: skip
+        writer.write_table(table)
+        writer.add_key_value_metadata({"whence.sha256": BLANK.decode()})
+    data = bytes(sink.getvalue().to_pybytes())
+    start, end = _place_of_hash(data)
+    return data[:start] + hashlib.sha256(data).hexdigest().encode() + data[end:]
+
+
+def is_whole(data: bytes) -> bool:
+    """Whether a file is what `as_parquet` made: SHA-256 of its bytes, with zeros in the place of the hash, is the hash."""
+    start, end = _place_of_hash(data)
+    return hashlib.sha256(data[:start] + BLANK + data[end:]).hexdigest().encode() == data[start:end]
+
+
+def _place_of_hash(data: bytes) -> tuple[int, int]:
+    found = HASH.findall(data)
+    if len(found) != 1:
+        return 0, 0
+    start = data.index(found[0]) + len(found[0]) - len(BLANK)
+    return start, start + len(BLANK)
 
 
 def rounded(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -119,10 +140,9 @@ def is_done(folder: Path, shard: Shard) -> bool:
     pa = arrow()
     for table in reversed(TABLES):
         path = file_of(folder, table, shard.number)
-        if not path.is_file():
-            return False
         try:
-            found = pa.parquet.read_schema(path).metadata or {}
+            data = path.read_bytes() if is_regular_file(path) else b""
+            found = pa.parquet.read_schema(pa.BufferReader(data)).metadata or {} if is_whole(data) else {}
         except (pa.ArrowException, OSError):
             return False
         if found.get(KEY, b"").decode() != shard.key:
