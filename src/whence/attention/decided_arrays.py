@@ -37,9 +37,11 @@ def check_decisions(made: Decisions) -> None:
             raise ValueError(f"{len(made)} queries have {len(getattr(made, name))} {name}")
     if unknown := {*made.verdicts} - {*get_args(Verdict)}:
         raise ValueError(f"there is no verdict {unknown.pop()!r}")
-    sizes = {"head": len(made.heads), "query": len(made), "key": len(made.key_names)}
+    sizes = {"head": len(made.heads), "query": len(made)}
     check_arrays(ARRAYS, {name: getattr(made, name) for name in ARRAYS}, sizes)
-    sizes["d_v"] = made.values.shape[-1]
+    sizes |= {"key": made.rows.shape[-1], "d_v": made.values.shape[-1]}
+    if sizes["key"] - len(made.key_names) not in (0, 1):  # a sink is the last key, and has no name
+        raise ValueError(f"rows have {sizes['key']} keys, and {len(made.key_names)} keys have names")
     for found, claims in zip(made.decisions, made.claims, strict=True):
         check_arrays(OF_A_ROW, {name: getattr(found, name) for name in OF_A_ROW}, sizes)
         for claim in claims:

@@ -92,7 +92,7 @@ LAYER = {
 
 PASS = {
     "logits": Array("token label | label", needed=False),
-    "final_states": Array("token d", needed=False),
+    "final_states": Array("state d", needed=False),
     "inputs.input_ids": Array("1 given", "integer", needed=False),
     "inputs.attention_mask": Array("1 given | 1 one? row? given", "any", needed=False),
     "inputs.token_type_ids": Array("1 given", "integer", needed=False),
