@@ -242,7 +242,7 @@ class Decisions:
             if known is not None:
                 known = Verification(**{name: known[name] for name in Verification.__dataclass_fields__})
             stored: dict[str, Any] = {n: tensors[n] for n in ARRAYS}
-            made = cls(
+            loaded = cls(
                 **{**named, "heads": tuple((a, b) for a, b in header["heads"])},
                 **stored,
                 decisions=tuple(decisions),
@@ -250,8 +250,8 @@ class Decisions:
                 provenance=Provenance.from_dict(header["provenance"]),
                 verification=known,
             )
-            check_decisions(made)
-        return made
+            check_decisions(loaded)
+        return loaded
 
 
 _SAVED = ("verdict", "margin", "residual", "programs", "lower", "upper")

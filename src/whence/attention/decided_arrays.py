@@ -29,20 +29,20 @@ OF_A_ROW = {
 }
 
 
-def check_decisions(made: Decisions) -> None:
+def check_decisions(asked: Decisions) -> None:
     """A ValueError unless every part is what it is declared to be, and as long as heads, queries and keys ask for."""
-    check_kinds(made)
+    check_kinds(asked)
     for name in ("query_names", "answers", "verdicts", "decisions", "claims"):
-        if len(getattr(made, name)) != len(made):
-            raise ValueError(f"{len(made)} queries have {len(getattr(made, name))} {name}")
-    if unknown := {*made.verdicts} - {*get_args(Verdict)}:
+        if len(getattr(asked, name)) != len(asked):
+            raise ValueError(f"{len(asked)} queries have {len(getattr(asked, name))} {name}")
+    if unknown := {*asked.verdicts} - {*get_args(Verdict)}:
         raise ValueError(f"there is no verdict {unknown.pop()!r}")
-    sizes = {"head": len(made.heads), "query": len(made)}
-    check_arrays(ARRAYS, {name: getattr(made, name) for name in ARRAYS}, sizes)
-    sizes |= {"key": made.rows.shape[-1], "d_v": made.values.shape[-1]}
-    if sizes["key"] - len(made.key_names) not in (0, 1):  # a sink is the last key, and has no name
-        raise ValueError(f"rows have {sizes['key']} keys, and {len(made.key_names)} keys have names")
-    for found, claims in zip(made.decisions, made.claims, strict=True):
+    sizes = {"head": len(asked.heads), "query": len(asked)}
+    check_arrays(ARRAYS, {name: getattr(asked, name) for name in ARRAYS}, sizes)
+    sizes |= {"key": asked.rows.shape[-1], "d_v": asked.values.shape[-1]}
+    if sizes["key"] - len(asked.key_names) not in (0, 1):  # a sink is the last key, and has no name
+        raise ValueError(f"rows have {sizes['key']} keys, and {len(asked.key_names)} keys have names")
+    for found, claims in zip(asked.decisions, asked.claims, strict=True):
         check_arrays(OF_A_ROW, {name: getattr(found, name) for name in OF_A_ROW}, sizes)
         for claim in claims:
             Array("key").check("costs of a claim", claim.costs, dict(sizes))

@@ -83,7 +83,7 @@ class TextRecord:
         def curve(one: Mapping[str, Any]) -> Curve:
             return Curve(listed(one["forward"]), listed(one["reverse"]), one["flip"])
 
-        made = cls(
+        record = cls(
             **{
                 **data,
                 "units": listed(data["units"]),
@@ -94,9 +94,9 @@ class TextRecord:
                 "marks": None if data["marks"] is None else listed(data["marks"]),
             }
         )
-        check_kinds(made)
-        made._check()
-        return made
+        check_kinds(record)
+        record._check()
+        return record
 
     def _check(self) -> None:
         """A ValueError unless there is a score for every unit, and a curve with a point before and after each of them."""

@@ -283,14 +283,14 @@ class Faithfulness:
                 name for name, kind in SETTINGS.items() if not is_kind(identity.settings.get(name, ...), kind)
             ]:
                 raise ValueError(f"its settings do not say {wrong[0]}")
-            made = cls(identity, tuple(map(TextRecord.from_dict, records)))
-            for record in made.records:
-                operators = {*made.operators} if record.scored else set()
+            loaded = cls(identity, tuple(map(TextRecord.from_dict, records)))
+            for record in loaded.records:
+                operators = {*loaded.operators} if record.scored else set()
                 if {*record.curves} != operators or {*record.random} != operators:
                     raise ValueError(f"text {record.key} has curves of other operators than its run")
                 if any(len(drawn) != identity.settings["random"] for drawn in record.random.values()):
                     raise ValueError(f"text {record.key} has not as many random orders as its run")
-        return made
+        return loaded
 
     @classmethod
     def joined(cls, parts: Sequence[Faithfulness]) -> Faithfulness:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from whence.reading.wiring.equation import PARALLEL, POST, PRE, SANDWICH, Wiring
+from whence.reading.wiring.equation import AXES, PARALLEL, POST, PRE, SANDWICH, Wiring
 from whence.reading.wiring.norms import Norm
 from whence.reading.wiring.projection import Projection
 from whence.results.declared import Array, check_arrays, check_kinds
@@ -60,32 +60,27 @@ def understand_earlier(layer: dict[str, Any], stack: str, tensors: Mapping[str, 
 
 
 LAYER = {
-    name: Array(axes, kind, needed=False)
-    for name, axes, kind in (
-        ("_attention", "head query key", "float"),
-        ("_queries", "head query d_k", "float"),
-        ("grouped_keys", "key_group key d_k", "float"),
-        ("grouped_values", "group key d_v", "float"),
-        ("_outputs", "head query d_v", "float"),
-        ("visible", "query? key? | head? query? key?", "boolean"),
-        ("bias", "head? query? key? | query? key? | key?", "float"),
-        ("sink", "head query", "float"),
-        ("_block_input", "query d", "float"),
-        ("_after_attention", "query d", "float"),
-        ("_block_output", "query d", "float"),
-        ("_before_second_norm", "query d", "float"),
-        ("_side", "query d", "float"),
-        ("_projection.weight", "head d_v d", "float"),
-        ("_projection.bias", "d", "float"),
-        ("_projection.rows", "query d_v d_v", "float"),
-        ("wiring.norm.weight", "d", "float"),
-        ("wiring.norm.bias", "d", "float"),
-        ("wiring.branch_norm.weight", "d", "float"),
-        ("wiring.branch_norm.bias", "d", "float"),
-        ("wiring.branch_scale", "d? | ", "float"),
-        ("wiring.residual_scale", "d? | ", "float"),
-        ("second_norm.weight", "d", "float"),
-        ("second_norm.bias", "d", "float"),
+    name: Array(axes, "boolean" if name == "visible" else "float", needed=False)
+    for name, axes in (
+        ("_attention", "head query key"),
+        ("_queries", "head query d_k"),
+        ("grouped_keys", "key_group key d_k"),
+        ("grouped_values", "group key d_v"),
+        ("_outputs", "head query d_v"),
+        ("visible", "query? key? | head? query? key?"),
+        ("bias", "head? query? key? | query? key? | key?"),
+        ("sink", "head query"),
+        ("_block_input", "query d"),
+        ("_after_attention", "query d"),
+        ("_block_output", "query d"),
+        ("_before_second_norm", "query d"),
+        ("_side", "query d"),
+        ("_projection.weight", "head d_v d"),
+        ("_projection.bias", "d"),
+        ("_projection.rows", "query d_v d_v"),
+        *((f"wiring.{name}", axes) for name, axes in AXES.items()),
+        ("second_norm.weight", "d"),
+        ("second_norm.bias", "d"),
     )
 }
 """The arrays of a layer, those within its parts by their way there."""

@@ -240,7 +240,7 @@ class Trace(LayerTensors):
                 layers = tuple(Layer(**{p: unpack(v, tensors) for p, v in plain.items()}) for plain in described)
                 tokens, key_tokens = Tokens.from_dict(data["tokens"]), Tokens.from_dict(data["key_tokens"])
                 stacks[name] = Stack(name, layers, tokens, key_tokens)
-            made = cls(
+            trace = cls(
                 stacks=stacks,
                 provenance=Provenance.from_dict(header["provenance"]),
                 text=header["text"],
@@ -252,8 +252,8 @@ class Trace(LayerTensors):
                 final_states=tensors.get("final_states"),
                 inputs={n.removeprefix("inputs."): t for n, t in tensors.items() if n.startswith("inputs.")},
             )
-            made._check()
-        return made
+            trace._check()
+        return trace
 
     def _check(self) -> None:
         """A ValueError unless every part is what it is declared to be and as long as the tokens and heads ask for."""

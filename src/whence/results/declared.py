@@ -96,14 +96,15 @@ def listed(value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def check_kinds(made: Any) -> None:
+def check_kinds(thing: Any) -> None:
     """Every field of a dataclass, and of those within it, is what its annotation says; else a ValueError.
 
     Fields that do not count when two are compared (a model, a trace) are not saved, and not looked at.
     """
-    hints = _hints(type(made))
-    for name in (field.name for field in fields(made) if field.compare):
-        value = getattr(made, name)
+    kind: Any = type(thing)
+    hints = _hints(kind)
+    for name in (field.name for field in fields(thing) if field.compare):
+        value = getattr(thing, name)
         if not is_kind(value, hints[name]):
             raise ValueError(f"{name.lstrip('_')} is {brief(value)}, which is no {_words(hints[name])}")
         for inner in _within(value):
@@ -111,13 +112,13 @@ def check_kinds(made: Any) -> None:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     unknown: dict[str, Any] = {}
     while True:
         try:
             return get_type_hints(kind, localns=unknown)
         except NameError as problem:  # a name for type checkers only: of a field that is not saved
-            unknown[problem.name] = Any
+            unknown[str(problem.name)] = Any
 
 
 def _within(value: Any) -> Iterator[Any]:

@@ -23,6 +23,12 @@ POST, PRE, SANDWICH, PARALLEL = "post-norm", "pre-norm", "sandwich", "parallel"
 Factor = Tensor | float | None
 """A number, or a vector (d,), that something is multiplied by; None: 1."""
 
+AXES = {
+    **{f"{norm}.{part}": "d" for norm in ("norm", "branch_norm") for part in ("weight", "bias")},
+    **dict.fromkeys(("branch_scale", "residual_scale"), "d? | "),
+}
+"""The arrays of a `Wiring`, those within its norms by their way there, and their axes; a factor may be one number for all."""
+
 
 def times(x: Tensor, factor: Factor) -> Tensor:
     """x · factor, where there is one."""
