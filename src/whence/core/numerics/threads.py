@@ -61,8 +61,6 @@ def one_thread() -> Iterator[None]:
             _inside -= 1
             _here.depth -= 1
             torch.set_num_threads(mine)
-            if _inside == 0 and mine != _outside:
-                torch.set_num_threads(_outside)
 
 
 _here = threading.local()
