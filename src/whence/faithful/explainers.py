@@ -132,18 +132,18 @@ def _of_table(name: str) -> Explainer:
 
 def _scores(entry: Method, asked: Explained) -> Any:
     with torch.random.fork_rng(devices=[]):
-        found = explain(asked.prediction, entry, {})
+        attribution = explain(asked.prediction, entry, {})
     prepared = asked.question.prepared
     if "decoder_input_ids" not in prepared.inputs:
-        return found
+        return attribution
     # An encoder–decoder: source tokens are removed, and come first where what was written is scored as well.
-    source, scored = prepared.tokens, found.key_tokens or found.tokens
+    source, scored = prepared.tokens, attribution.key_tokens or attribution.tokens
     if source is None or tuple(scored.text[: len(source)]) != tuple(source.text):
         raise InputError(
             f"{entry.name} scores what was written, and words are removed from the source: use alti, rollout, norms, gradients "
             "or occlusion."
         )
-    return found.values[: len(source)]
+    return attribution.values[: len(source)]
 
 
 def _given(name: str, scores: Any, texts: int) -> Explainer:
