@@ -142,6 +142,26 @@ def test_occlusion_is_leave_one_out(classifier: BertForSequenceClassification) -
             assert abs(float(scores.values[i] - (whole - left))) < 1e-6
 
 
+@pytest.mark.parametrize("method", ["IntegratedGradients", "Lime", "KernelShap"])
+def test_captum_called_directly_gives_the_same_scores(classifier: BertForSequenceClassification, method: str) -> None:
+    attr = pytest.importorskip("captum.attr")
+    pytest.importorskip("sklearn")
+    words = classifier.bert.embeddings.word_embeddings(IDS).detach()
+    own = getattr(attr, method)(lambda embedded: classifier(inputs_embeds=embedded).logits[:, 1])
+    if method == "IntegratedGradients":
+        values = own.attribute(words, torch.zeros_like(words), n_steps=50)[0].sum(-1)
+        found = whence.attribute(classifier, traced(classifier), "ig", 1, baseline="zero", steps=50)
+    else:
+        features = torch.arange(6)[None, :, None].expand_as(words)  # a token is one feature
+        torch.manual_seed(3)
+        with torch.no_grad():
+            values = own.attribute(words, torch.zeros_like(words), feature_mask=features, n_samples=100)[0, :, 0]
+        name = {"Lime": "lime", "KernelShap": "kernel-shap"}[method]
+        found = whence.attribute(classifier, traced(classifier), name, 1, baseline="zero", samples=100, seed=3)
+    assert float(values.abs().max()) > 1e-3
+    assert torch.allclose(found.values, values.to(found.values), atol=1e-5)
+
+
 @pytest.mark.parametrize("method", ["lime", "kernel-shap"])
 def test_sampled_methods_have_a_seed_and_keep_special_tokens(
     classifier: BertForSequenceClassification, method: str

@@ -82,7 +82,7 @@ def faithfulness(
     operators = _operators(operators, chosen)
     if ceiling is not None and ceiling not in CEILINGS:
         raise InputError(f"ceiling={ceiling!r} is not one of {', '.join(CEILINGS)}.")
-    if not isinstance(random, int) or random < 0:
+    if random < 0 or int(random) != random:
         raise InputError(f"random={random!r}: give 0 or more pairs of random orders, a whole number.")
     for name, many in (("rationales", rationales), ("documents", documents)):
         if many is not None and len(many) != len(given):
