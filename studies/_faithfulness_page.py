@@ -276,8 +276,11 @@ def _picture(run: Faithfulness, name: str) -> list[str]:
     for ax, operator in zip(axes, run.operators, strict=True):
         run.plot(operator, methods=[*shown, "random"], ax=ax)
         ax.set_title(f"words removed by {operator}")
-    axes[1].get_legend().remove()
-    figure.tight_layout()
+    names = axes[0].get_legend_handles_labels()
+    for ax in axes:
+        ax.get_legend().remove()
+    figure.legend(*names, loc="lower center", ncol=len(names[1]), frameon=False, fontsize=9)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     path = PAGE.parent / f"faithfulness-{name}.png"
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -321,7 +324,16 @@ def write(work: Path) -> None:
     lines += controls_section(controls)
     missing = [f"{title}: not run" for name, (title, _) in SECTIONS.items() if name not in runs]
     missing += [f"{words}, controls: not run" for words in CONTROLS.values() if words not in controls]
-    missing += [] if len(seeds) == 5 else [f"robustness: {len(seeds)} of five seeds are run"]
+    missing += [
+        f"{SECTIONS[name][0]}: {len(run.paired)} of the {wanted} sentences that the script runs"
+        for name, wanted in (("sst2-bert-tiny", 300), ("sst2-minilm", 300))
+        if (run := runs.get(name)) is not None and len(run.paired) < wanted - 5
+    ]
+    missing += (
+        [] if len(seeds) == 5 else [f"robustness: {len(seeds)} of five seeds are run, {len(trained)} are trained"]
+    )
+    missing += [] if fixed else ["determinedness"]
+    missing += [f"{name}, plausibility" for name in ("eraser-bert-tiny", "eraser-minilm") if loaded(work, name) is None]
     lines += ["", "## Not run", "", *(f"- {one}" for one in [*missing, *NOT_HERE])]
     write_atomically(PAGE, ("\n".join(lines) + "\n").encode())
 
