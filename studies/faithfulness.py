@@ -2,7 +2,7 @@
 
     python studies/faithfulness.py                        run what is missing, then write the page
     python studies/faithfulness.py --write                write the page from what has been run
-    python studies/faithfulness.py --only sst2-minilm     one part (give the name again for several)
+    python studies/faithfulness.py --only sst2-minilm     one part (--only again for several)
 
 Every finished text is a line of a file under $WHENCE_WORK (default ~/.cache/whence/studies); a study that was stopped goes
 on. One thread. The classifiers are trained by studies/_classifiers.py.
@@ -166,30 +166,30 @@ def determinedness(name: str, model: Any, tokens: int, count: int) -> None:
 
 
 PARTS: dict[str, Callable[[], None]] = {
+    "controls-bert-tiny": lambda: controls("controls-bert-tiny", bert_tiny(), 25),
+    "blimp-stories15M": lambda: contrasts("blimp-stories15M", m := stories(), texts.blimp(m.tokenizer, 60)),
+    "determined-bert-tiny": lambda: determinedness("bert-tiny", bert_tiny(), 128, 8),
+    "determined-minilm-128": lambda: determinedness("minilm", minilm(), 128, 8),
+    "controls-minilm": lambda: controls("controls-minilm", minilm(), 12),
+    "agreement-stories15M": lambda: contrasts("agreement-stories15M", m := stories(), texts.agreement(m.tokenizer, 60)),
+    "eraser-bert-tiny": lambda: eraser("eraser-bert-tiny", bert_tiny(), 100),
     "sst2-bert-tiny": lambda: curves(
         "sst2-bert-tiny", bert_tiny(), texts.sentences(SENTENCES), random=5, ceiling="none"
     ),
-    "sst2-minilm": lambda: curves("sst2-minilm", minilm(), texts.sentences(SENTENCES, 5, 10), random=2, ceiling="none"),
-    "seeds": seeds,
-    "blimp-stories15M": lambda: contrasts("blimp-stories15M", m := stories(), texts.blimp(m.tokenizer, 60)),
-    "agreement-stories15M": lambda: contrasts("agreement-stories15M", m := stories(), texts.agreement(m.tokenizer, 60)),
-    "controls-bert-tiny": lambda: controls("controls-bert-tiny", bert_tiny(), 50),
-    "controls-minilm": lambda: controls("controls-minilm", minilm(), 25),
-    "determined-minilm-64": lambda: determinedness("minilm", minilm(), 64, 8),
-    "determined-minilm-128": lambda: determinedness("minilm", minilm(), 128, 8),
-    "determined-bert-tiny": lambda: determinedness("bert-tiny", bert_tiny(), 128, 8),
     "imdb-bert-tiny": lambda: reviews("imdb-bert-tiny", bert_tiny(), 80, 40, METHODS),
-    "eraser-bert-tiny": lambda: eraser("eraser-bert-tiny", bert_tiny(), 100),
-    "eraser-minilm": lambda: eraser("eraser-minilm", minilm(), 60),
+    "sst2-minilm": lambda: curves("sst2-minilm", minilm(), texts.sentences(SENTENCES, 5, 10), random=2, ceiling="none"),
     "blimp-smollm2": lambda: contrasts("blimp-smollm2", m := whence.load("smollm2"), texts.blimp(m.tokenizer, 30)),
+    "eraser-minilm": lambda: eraser("eraser-minilm", minilm(), 60),
+    "determined-minilm-64": lambda: determinedness("minilm", minilm(), 64, 8),
     "imdb-minilm": lambda: reviews("imdb-minilm", minilm(), 42, 32, SOME),
     "agreement-smollm2": lambda: contrasts(
         "agreement-smollm2", m := whence.load("smollm2"), texts.agreement(m.tokenizer, 30, 8)
     ),
     "determined-stories15M": lambda: determinedness("stories15M", stories(), 128, 4),
     "controls-imdb-minilm": lambda: long_controls("controls-imdb-minilm", minilm(), 64, 10),
+    "seeds": seeds,
 }
-"""By name, what matters most first."""
+"""By name. What is quick comes first; "seeds" trains the classifiers that are missing, six processor minutes each."""
 
 
 def main() -> None:
