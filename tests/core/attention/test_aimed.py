@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from tests.core import make
+from whence.core.attention import aimed
 from whence.core.attention.aimed import aimed_row
 
 
@@ -36,3 +38,16 @@ def test_the_output_is_kept_and_the_distance_is_that_of_the_rows(aim: str, scale
     assert answer.total_variation > 0.01
     if aim == "spread" and kind == "zero":  # nothing is fixed but the sum: the uniform row
         torch.testing.assert_close(other, torch.full((n,), 1 / n, dtype=torch.float64), atol=1e-9, rtol=0)
+
+
+def test_a_vertex_that_cannot_be_polished_is_found_by_least_squares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The solver's vertex spoiled beyond repair: the row told has the same output on at most d_v + 1 keys all the same."""
+    generator = torch.Generator().manual_seed(0)
+    row = torch.softmax(torch.randn(20, generator=generator, dtype=torch.float64), -1)
+    values = torch.randn(20, 5, generator=generator, dtype=torch.float64)
+    monkeypatch.setattr(aimed, "_vertex", lambda row, _values, _cost: np.full(len(row), 1 / len(row)))
+    sparse = aimed_row(row, values, "sparse").alternative
+    assert int((sparse > 0).sum()) <= 6
+    assert float(sparse.min()) >= 0
+    assert float(sparse.sum()) == pytest.approx(1, abs=1e-12)
+    torch.testing.assert_close(sparse @ values, row @ values, atol=1e-12, rtol=0)
