@@ -351,10 +351,16 @@ def _object(path: str | os.PathLike[str], where: str, row: Any) -> Row:
 def _parquet(path: str | os.PathLike[str], split: str) -> tuple[list[str], Iterator[Row]]:  # noqa: ARG001
     arrow = _extra("pyarrow", f"Reading {str(path)!r}")
     parquet = importlib.import_module("pyarrow.parquet")
+
+    def refusal(what: str, problem: Exception) -> InputError:
+        return InputError(
+            f"{str(path)!r} is {what} ({' '.join(str(problem).split())[:200]}): make or copy the file again."
+        )
+
     try:
-        file = parquet.ParquetFile(Path(path).expanduser())
+        file = parquet.ParquetFile(Path(path).expanduser(), page_checksum_verification=True)
     except (arrow.ArrowException, OSError) as problem:
-        raise InputError(f"{str(path)!r} is not a Parquet file: {problem}") from problem
+        raise refusal("not a Parquet file", problem) from problem
 
     def rows() -> Iterator[Row]:
         read = 0
@@ -365,10 +371,7 @@ def _parquet(path: str | os.PathLike[str], split: str) -> tuple[list[str], Itera
                         read += 1
                         yield row
         except (arrow.ArrowException, OSError, UnicodeDecodeError) as problem:
-            said = " ".join(str(problem).split())[:200]
-            raise InputError(
-                f"{str(path)!r} is damaged after row {read} ({said}): make or copy the file again."
-            ) from problem
+            raise refusal(f"damaged after row {read}", problem) from problem
 
     names = list(file.schema_arrow.names)
     _refuse_repeated(path, names)
