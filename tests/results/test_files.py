@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from whence.errors import InputError, UnavailableError
-from whence.results.files import make_folder, whole_files, write_atomically
+from whence.results.files import disk_is_full, make_folder, whole_files, write_atomically
 from whence.results.records import read_records
 from whence.results.tensor_file import load_tensors
 
@@ -81,6 +81,19 @@ def test_saving_on_a_full_disk_leaves_what_was_there(tmp_path):
         undo()
     assert torch.equal(load_tensors(tmp_path / "t")[0]["a"], torch.arange(8))
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+@pytest.mark.parametrize("numbers", [1, 3_000, 300_000])
+@pytest.mark.parametrize("size", [0, 100, 1_000, 9_000])
+def test_torch_s_own_words_for_a_full_disk_are_known(tmp_path, numbers, size):
+    """It has several, by how much of the file was still in its buffer."""
+    undo = limited(size)
+    try:
+        with pytest.raises((RuntimeError, OSError)) as problem:
+            torch.save({"a": torch.zeros(numbers), **{str(i): i for i in range(2_000)}}, tmp_path / "x.pt")
+    finally:
+        undo()
+    assert disk_is_full(problem.value), problem.value
 
 
 def test_a_folder_of_files_arrives_whole_or_not(tmp_path):

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import resource
 
 import pytest
 
@@ -138,6 +139,28 @@ def test_a_full_disk_keeps_the_records_so_far(tmp_path, monkeypatch):
             records.append({"i": 1})
         monkeypatch.undo()
     assert path.read_bytes() == before
+
+
+def test_a_full_disk_is_one_sentence_also_when_the_file_is_closed(tmp_path):
+    """A real refusal by the system, which is still there when the file is closed."""
+    path, (soft, hard) = tmp_path / "r.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill():
+        with Records(path, ONE) as records:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+            for i in range(100):
+                records.append({"i": i})
+
+    try:
+        with pytest.raises(UnavailableError, match="disk is full"):
+            fill()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.stat().st_size <= 2000
+    with Records(path, ONE) as records:
+        there = list(records)
+        assert there == [{"i": i} for i in range(len(there))]
+        assert len(there) > 10
 
 
 def test_what_a_killed_writer_left_is_removed_by_the_next_start(tmp_path):

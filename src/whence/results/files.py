@@ -101,6 +101,10 @@ def write_problem(problem: Exception, path: str | os.PathLike[str], advice: str 
     return WhenceError(f"{os.fspath(path)!r} could not be written ({reason}); what was there before is untouched.")
 
 
+WRITERS_WORDS = ("PytorchStreamWriter", "write failed", "iostream error", "inline_container")
+"""What torch says of a file that it could not write, by how much of it was still in a buffer."""
+
+
 def disk_is_full(problem: Exception) -> bool:
     """Whether a write failed for want of space (or of the size a file may have).
 
@@ -109,9 +113,8 @@ def disk_is_full(problem: Exception) -> bool:
     if isinstance(problem, OSError) and problem.errno is not None:
         return problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     said = str(problem)
-    return any(f"os error {n}" in said or os.strerror(n) in said for n in (errno.ENOSPC, errno.EFBIG)) or (
-        "PytorchStreamWriter" in said or "write failed" in said
-    )
+    system = any(f"os error {n}" in said or os.strerror(n) in said for n in (errno.ENOSPC, errno.EFBIG))
+    return system or any(words in said for words in WRITERS_WORDS)
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:

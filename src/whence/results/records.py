@@ -48,7 +48,8 @@ class Records:
         """The keys of the records, where the run came to its end."""
         whole = self._read(identity) if self.path.exists() else 0
         try:
-            self._file = self.path.open("r+b" if self.path.exists() else "wb")
+            # Unbuffered: what could not be written would wait in a buffer, and be written or refused again at the close.
+            self._file = self.path.open("r+b" if self.path.exists() else "wb", buffering=0)
             self._file.truncate(whole)
             self._file.seek(whole)
         except OSError as problem:
@@ -81,12 +82,14 @@ class Records:
     def _write(self, content: Any) -> None:
         before = self._file.tell()
         try:
-            self._file.write(_line(content))
-            self._file.flush()
+            left = memoryview(_line(content))
+            while left:
+                left = left[self._file.write(left) or 0 :]
             os.fsync(self._file.fileno())
         except OSError as problem:
             try:
                 os.ftruncate(self._file.fileno(), before)  # shrinking needs no space
+                self._file.seek(before)
             finally:
                 raise write_problem(problem, self.path) from problem
 
