@@ -10,7 +10,6 @@ import matplotlib
 import torch
 
 import whence
-from whence.attention.overview import overview
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -114,11 +113,10 @@ def special_tokens(model: whence.Model, folder: Path) -> None:
 
 def intervals(model: whence.Model, folder: Path) -> None:
     """One row that must not be read and one that may, with exact intervals."""
-    trace = whence.trace(model, piece(model, 128))
-    seen = overview(trace, worst=1, best=1)
+    trace = whence.trace(model, SENTENCE)
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    for axes, row, colour in zip(panels, (seen.worst[0], seen.best[0]), (ORANGE, BLUE), strict=True):
-        whole = whence.certify(trace, row.layer, row.head, row.query, top=8)
+    for axes, place, colour in zip(panels, ((1, 5, "noon"), (0, 2, "they")), (ORANGE, BLUE), strict=True):
+        whole = whence.certify(trace, *place, top=8)
         names = [f"{trace.tokens[int(k)]} ({int(k)})" for k in whole.keys]
         places = range(len(names))
         axes.hlines(places, whole.lower, whole.upper, color=colour, linewidth=5, alpha=0.55)
@@ -128,7 +126,7 @@ def intervals(model: whence.Model, folder: Path) -> None:
         axes.set(
             xlim=(-0.02, 1.02),
             xlabel="weight",
-            title=f"layer {row.layer}, head {row.head}, from ‘{trace.tokens[row.query]}’",
+            title="layer {}, head {}, from ‘{}’".format(*place),
         )
         print("interval", whole.sentence(whole.widest))
     _save(figure, folder / "attention_intervals.svg")

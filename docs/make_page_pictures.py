@@ -21,7 +21,8 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
 ]
-PICTURES = [(view, scheme) for view in ("overview", "head", "provenance", "identity") for scheme in ("light", "dark")]
+VIEWS = ("overview", "head&layer=1&head=5&query=30", "provenance&hidden=30", "identity")  # token 30 is the tutorial's ‘noon’
+PICTURES = [(view, scheme) for view in VIEWS for scheme in ("light", "dark")]
 
 
 def main(arguments: list[str]) -> None:
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> None:
             page.goto(f"{address}#view={view}")
             page.wait_for_selector("#whence[data-ready]")
             page.wait_for_timeout(800)
-            path = options.folder / f"{view}-{scheme}.png"
+            path = options.folder / f"{view.partition('&')[0]}-{scheme}.png"
             page.screenshot(path=path)
             page.close()
             print(path)

@@ -83,6 +83,12 @@ def show(report: Diagnosis, unique: Uniqueness | str | None) -> None:
             results.print(f"- {line}", markup=False, highlight=False, soft_wrap=True)
 
 
+CHECKS = (
+    "Errors: (a) attention · values against the head outputs, (b) these through the projection against the attention block's "
+    "output, (c) residual and norms against the next state, (e) a head's output pushed, against what the projection says."
+)
+
+
 def show_proof(report: Diagnosis) -> None:
     """The proof as a table and a sentence."""
     from rich.box import SIMPLE_HEAD
@@ -106,6 +112,7 @@ def show_proof(report: Diagnosis) -> None:
         row = [f"{site.stack} {site.layer}", heads, mask, wiring, *errors]
         table.add_row(*row, *([site.module] if with_modules else []))
     results.print(table)
+    results.print(CHECKS, style="dim")
     results.print(
         f"(d) outputs with the recorder against outputs without it: {_error(proof.error_d, proof.tolerance)} "
         f"(tolerance {proof.tolerance:.0e})"
