@@ -21,7 +21,12 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
 ]
-VIEWS = ("overview", "head&layer=1&head=5&query=30", "provenance&hidden=30", "identity")  # token 30 is the tutorial's ‘noon’
+VIEWS = (
+    "overview",
+    "head&layer=1&head=5&query=30",
+    "provenance&hidden=30",
+    "identity",
+)  # token 30 is the tutorial's ‘noon’
 PICTURES = [(view, scheme) for view in VIEWS for scheme in ("light", "dark")]
 
 
