@@ -23,13 +23,25 @@ from whence.model.offload import stored_elsewhere
 T = TypeVar("T")
 
 
-# -- configurations ------------------------------------------------------------------------------------------------
+# -- parts and configurations ------------------------------------------------------------------------------------------------
+
+
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """The model and every module in it, each once. `model.modules()` makes their names too, which takes four times as long,
+    and a trace walks through the model a dozen times."""
+    found, seen = [model], {id(model)}
+    for module in found:  # which grows on the way
+        for part in module._modules.values():
+            if part is not None and id(part) not in seen:
+                seen.add(id(part))
+                found.append(part)
+    return found
 
 
 def configs_of(model: nn.Module) -> list[Any]:
     """Every distinct configuration that decides which attention some part of the model uses."""
     configs: dict[int, Any] = {}
-    todo = list({id(c): c for c in (m.__dict__.get("config") for m in model.modules()) if c is not None}.values())
+    todo = list({id(c): c for c in (m.__dict__.get("config") for m in modules_of(model)) if c is not None}.values())
     todo.append(getattr(model, "config", None))
     while todo:
         config = todo.pop()
@@ -46,20 +58,12 @@ _locks: dict[int, ModelLock] = {}
 _guard = threading.Lock()
 
 
-def _lock(thing: Any) -> ModelLock:
-    with _guard:
-        lock = _locks.get(id(thing))
-        if lock is None:
-            lock = _locks[id(thing)] = ModelLock()
-            weakref.finalize(thing, _locks.pop, id(thing), None)
-        return lock
-
-
 class ModelLock:
     """A lock that its thread may take again. A thread that steps through a stream is refused: it would wait for itself."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        # Entered and left in C: an interruption that met a line of Python here would leave it locked for ever.
+        self.lock = threading.RLock()
         self.stepping: dict[int, threading.Thread] = {}  # by a thread that steps through a stream, the one that runs it
 
     def steps(self, thread: int) -> bool:
@@ -67,16 +71,13 @@ class ModelLock:
         running = self.stepping.get(thread)
         return running is not None and running.is_alive()
 
-    def __enter__(self) -> None:
+    def refuse_stepping(self) -> None:
+        """Refuse a thread that would wait for itself."""
         if self.steps(threading.get_ident()):
             raise InputError(
                 "this model is in the middle of a stream that this thread steps through: finish the loop (or leave it) before "
                 "the model is run again, or use stream.measure(…)."
             )
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 @contextmanager
@@ -100,7 +101,7 @@ def refusing_lock(model: nn.Module, thread: threading.Thread) -> Iterator[None]:
 def _all(locks: list[ModelLock]) -> Iterator[None]:
     with ExitStack() as stack:
         for lock in locks:
-            stack.enter_context(lock)
+            stack.enter_context(lock.lock)
         yield
 
 
@@ -110,12 +111,22 @@ def lock_of(model: nn.Module) -> AbstractContextManager[Any]:
     The attention implementation is a field of the configuration, so the lock belongs to the configuration.
     """
     locks = _locks_of(model)
-    return locks[0] if len(locks) == 1 else _all(locks)
+    for lock in locks:
+        lock.refuse_stepping()
+    return locks[0].lock if len(locks) == 1 else _all(locks)
 
 
 def _locks_of(model: nn.Module) -> list[ModelLock]:
-    configs = sorted(configs_of(model), key=id)  # in one order everywhere, so that two threads never wait in a ring
-    return [_lock(config) for config in configs] or [_lock(model)]
+    """One for all its configurations, unless some are shared with models that have different ones."""
+    things = configs_of(model) or [model]
+    with _guard:
+        lock = next((_locks[id(thing)] for thing in things if id(thing) in _locks), None) or ModelLock()
+        for thing in things:
+            if id(thing) not in _locks:
+                _locks[id(thing)] = lock
+                weakref.finalize(thing, _locks.pop, id(thing), None)
+        # In one order everywhere, so that two threads never wait in a ring.
+        return sorted({id(found): found for found in (_locks[id(thing)] for thing in things)}.values(), key=id)
 
 
 # -- fingerprint ---------------------------------------------------------------------------------------------------
@@ -175,7 +186,7 @@ def fixed(model: nn.Module | None) -> Iterator[int | None]:
 def _marks(model: nn.Module) -> list[Hashable]:
     parts: list[Hashable] = []
     tensors: list[Tensor] = []
-    for module in model.modules():
+    for module in modules_of(model):
         attributes = module.__dict__
         parts += [id(module), module.training]
         for name, value in attributes.items():

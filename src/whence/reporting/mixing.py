@@ -13,6 +13,7 @@ from whence.core.numerics.tolerances import SUM_ROUNDING
 from whence.errors import WhenceError
 from whence.mixing.contributions import EMBEDDINGS, Contributions
 from whence.mixing.mixture import Mixture
+from whence.mixing.summaries import own_share_rows
 from whence.reading.trace import Trace
 from whence.reporting.analysis import Analysis
 from whence.reporting.attention import json_value, tokens_data
@@ -30,7 +31,7 @@ def mixture_data(mixture: Mixture) -> tuple[dict[str, Any], dict[str, bytes]]:
     rolled = mixture.rollout() if isinstance(mixture, Contributions) else mixture
     from_layer = isinstance(mixture, Contributions) and mixture.origin != EMBEDDINGS and mixture.source_length == 0
     values = mixture.values if from_layer else rolled.values
-    own = rolled.own_share()
+    own = own_share_rows(rolled)
     entry = {
         "name": name,
         "title": entry_of.title,
@@ -42,7 +43,7 @@ def mixture_data(mixture: Mixture) -> tuple[dict[str, Any], dict[str, bytes]]:
         "settings": {
             k: v for k, v in mixture.provenance.settings.items() if isinstance(v, (str, int, float, bool, type(None)))
         },
-        "own": {c: [json_value(v) for v in own[c].tolist()] for c in ("median", "q25", "q75", "mean", "not_largest")},
+        "own": {c: [json_value(row[c]) for row in own] for c in ("median", "q25", "q75", "mean", "not_largest")},
         "own_by_token": [[round(v, 5) for v in row] for row in _own(rolled.values).tolist()],
     }
     blocks = {

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from whence.errors import ModelError
-from whence.model.memory import configs_of, fixed, is_ours, lock_of
+from whence.model.memory import configs_of, fixed, is_ours, lock_of, modules_of
 from whence.reading.capture.own_writes import refusing_own_writes
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class Snapshot:
     def __init__(self, model: nn.Module) -> None:
         self.modules = [
             (module, dict(module.__dict__), [dict(module.__dict__[name]) for name in _TABLES])
-            for module in model.modules()
+            for module in modules_of(model)
         ]
         self.hooks = {
             id(hook) for module, _, _ in self.modules for name in _HOOKS for hook in module.__dict__[name].values()
@@ -128,6 +128,8 @@ def evaluating(model: nn.Module, *, unwatched: bool = False) -> Iterator[None]:
 
 def refuse_randomness(model: nn.Module) -> None:
     """Refuse a model in training mode with anything that is random or learns in it: dropout, layer drop, batch norms."""
+    if not any(module.training for module in modules_of(model)):
+        return
     for name, module in model.named_modules():
         if not module.training:
             continue
