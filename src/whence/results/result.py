@@ -199,6 +199,8 @@ class Result:
         tensors, header = load_tensors(path, cls.kind)
         with understood(path, cls.kind):
             result = cls(**cls._fields(tensors, header))
+            if (list(result.layers), list(result.heads)) != (header["layers"], header["heads"]):
+                raise ValueError("it does not say which layers and heads it has")
             result._check()
         return result
 
