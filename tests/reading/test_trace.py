@@ -352,3 +352,16 @@ def test_a_trace_whose_layers_differ_in_length_is_saved_and_read(tmp_path):
     again = Trace.load(found.save(tmp_path / "t"))
     for ours, theirs in zip(again.of(), found.of(), strict=True):
         assert torch.equal(ours.attention, theirs.attention)
+
+
+def test_next_token_logits_are_kept_only_where_they_are_asked_for():
+    specimen = build("llama")
+    model = Model(specimen.model)
+    whole, part = trace(model, specimen.inputs), trace(model, specimen.inputs, keep=("attention", "values", "states"))
+    asked = trace(model, specimen.inputs, keep=("states", "logits"))
+    assert part.logits is None
+    assert torch.equal(part.final_states, whole.final_states)
+    assert torch.allclose(asked.logits, whole.logits, atol=1e-5)
+    for method in ("alti-logit", "input-x-gradient"):
+        with pytest.raises(InputError, match="keep including 'logits'"):
+            whence.attribute(model, part, method)

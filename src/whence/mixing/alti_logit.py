@@ -90,6 +90,7 @@ def alti_logit(
         )
     trace.follow("alti-logit")
     stack = trace.of()
+    trace.refuse_dropped_logits("alti-logit")
     if trace.logits is None or trace.logits.dim() != 2:
         raise InputError("alti-logit needs next-token logits: load the model with task='text-generation'.")
     for layer in stack:

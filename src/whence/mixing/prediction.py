@@ -67,6 +67,7 @@ class Prediction:
 def prediction_of(model: Model, trace: Trace, target: Any, foil: Any, position: int | None) -> Prediction:
     """What is to be explained, each part checked. None: the model's own first choice, at the place where it predicts."""
     place = _position(model, trace, position)
+    trace.refuse_dropped_logits("a prediction")
     if trace.logits is None:
         if target is not None or foil is not None:
             raise InputError(f"{model.name} makes no prediction (it has no head), so it has no target or foil.")

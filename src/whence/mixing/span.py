@@ -85,6 +85,7 @@ def span_of(model: Model, trace: Trace, target: Any = None, foil: Any = None) ->
     target: only this part of it, a text (or a token's id) that stands there once. foil: the tokens of another answer,
     one for each that is explained.
     """
+    trace.refuse_dropped_logits("an answer")
     stack = trace.of("decoder")
     ids = stack.tokens.ids
     if ids is None or trace.logits is None or trace.logits.dim() != 2:

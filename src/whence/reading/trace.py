@@ -31,9 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = ["KEEP", "Layer", "Stack", "Trace"]
 
-KEEP = ("attention", "queries", "keys", "values", "outputs", "states")
+KEEP = ("attention", "queries", "keys", "values", "outputs", "states", "logits")
 ROWS_NEED = frozenset({"queries", "keys", "values", "outputs"})
 """What rows of attention are made again from, and checked against, where the pass was fused."""
+
+
+NOT_KEPT = "not kept"
+"""What the provenance says of next-token logits that a trace was not asked to keep."""
 
 
 class LayerTensors:
@@ -130,13 +134,20 @@ class Trace(LayerTensors):
     text: str | None = None
     text_pair: str | None = None
     target: str | None = None
-    logits: Tensor | None = None  # [token, vocabulary] or [labels]; None where the model has no head
+    logits: Tensor | None = None  # [token, vocabulary] or [labels]; None where the model has no head, or not kept
     final_states: Tensor | None = None  # [token, d], after the final norm
     inputs: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # what the model was given, batch of one
     model: Model | None = field(default=None, repr=False, compare=False)
     mark: int | None = field(default=None, repr=False, compare=False)  # the model's fingerprint when it was traced
     prompt_length: int | None = None  # how many of a decoder's tokens are the prompt, where a continuation follows
     mixes: str | None = None  # what mixes tokens outside the attention that was read, so that nothing may be followed
+
+    def refuse_dropped_logits(self, what: str) -> None:
+        """Refuse `what` where the model made a logit for every word of every token and the trace was told not to keep them."""
+        if self.provenance.settings.get("logits") == NOT_KEPT:
+            raise InputError(
+                f"{what} needs the logits, which this trace did not keep: trace again with keep including 'logits'."
+            )
 
     def follow(self, what: str) -> None:
         """Refuse a measure that follows tokens through the layers by way of attention where they also mix elsewhere."""

@@ -14,7 +14,7 @@ from whence.reading.capture.recorder import Call
 from whence.reading.inputs import Prepared
 from whence.reading.rerun.run import Outcome
 from whence.reading.tokenised import label_ids
-from whence.reading.trace import ROWS_NEED, Layer, Stack, Trace
+from whence.reading.trace import NOT_KEPT, ROWS_NEED, Layer, Stack, Trace
 from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.projection import Projection
 from whence.reading.wiring.proof import Proof
@@ -76,11 +76,13 @@ def trace_of_row(
     final = outcome.final_states
     if isinstance(logits, Tensor):
         logits = logits[row]
-        if logits.dim() == 2:
+        dropped = logits.dim() == 2 and "logits" not in wanted
+        if logits.dim() == 2 and not dropped:
             logits = _at(logits, real(logits.shape[0], two))
         _check_finite(model, logits)
+        logits = None if dropped else logits
     else:
-        logits = None
+        logits, dropped = None, False
     if final is not None and final.dim() == 3:
         final = _at(final[row], real(final.shape[1], two))
         _check_finite(model, final)
@@ -90,7 +92,7 @@ def trace_of_row(
         provenance=Provenance(
             model.name,
             "trace",
-            {"capture": proof.capture, "keep": sorted(wanted)},
+            {"capture": proof.capture, "keep": sorted(wanted), **({"logits": NOT_KEPT} if dropped else {})},
             source=model,
             mark=outcome.mark,
         ),

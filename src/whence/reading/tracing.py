@@ -64,8 +64,9 @@ def trace(
     so many tokens that the model writes, the likeliest first. `chat`: apply the model's chat template to the text, or
     to a list of messages {"role": …, "content": …}; None: to messages only.
 
-    `keep`: which of "attention", "queries", "keys", "values", "outputs", "states" to hold; None: all. `truncate`: cut a
-    text that is too long instead of refusing it.
+    `keep`: which of "attention", "queries", "keys", "values", "outputs", "states", "logits" to hold; None: all. A
+    decoder's logits, one for every word and token, are not even computed without "logits" where the model lets itself be
+    told (one for each class always is). `truncate`: cut a text that is too long instead of refusing it.
 
     On the first trace of a model the six checks of `whence.reading.wiring.proof` are made; a model that cannot be read is
     refused with what was tried.

@@ -78,7 +78,7 @@ def run(
     """
     mark = fingerprint(model.model)
     inputs = accepted(model.model, on_device(model, batch))
-    if consumer is not None and takes(model.model, "logits_to_keep"):
+    if (consumer is not None or "logits" not in wanted) and takes(model.model, "logits_to_keep"):
         inputs["logits_to_keep"] = 1
     if "output_hidden_states" in inputs:
         inputs.pop("output_hidden_states")

@@ -112,7 +112,7 @@ def substitute_each(trace: Trace, changes: Sequence[Replace], *, model: Any = No
     prepared = Prepared(
         dict(trace.inputs), trace.tokens, _target_tokens(trace), trace.text, trace.text_pair, trace.target
     )
-    proof, wanted = prove_model(chosen, prepared), frozenset({"outputs"})
+    proof, wanted = prove_model(chosen, prepared), frozenset({"outputs", "logits"})
     size = max(1, TOGETHER // max(len(stack.tokens) for stack in trace.stacks.values()))
     outcomes = []
     for first in range(0, len(changes), size):
