@@ -87,7 +87,7 @@ def of_layer(layer: Layer, constraint: Constraint = "output", *, columns: int | 
     projection, outputs = layer._projection, layer._outputs
     known = None
     if outputs is not None and projection is not None and projection.full_rank:
-        known = outputs.unflatten(0, (values.shape[0], -1))  # C = A V, already computed by the model
+        known = outputs.cpu().unflatten(0, (values.shape[0], -1))  # C = A V, already computed by the model
     found = effective(weights, values, constraint=constraint, visible=visible, outputs=known).flatten(0, 1)
     keys = layer.shape[-1]
     return sink_last(layer, found, max(found.shape[-1], columns or 0))[..., : columns or keys]

@@ -1,5 +1,8 @@
 """From a trace to what the mathematics needs: values with the column space of what each head adds to the output.
 
+Ranks, null spaces and certificates are float64 linear algebra, which some devices do not have: they are worked out on the
+CPU, and here, once, is where a layer's tensors go there. A result of such a measure is on the CPU, too.
+
 A learned sink (gpt_oss) is one more key, always visible, with value 0. Inside it comes first, so that a causal mask
 stays one; in results it is the last column, named "sink".
 """
@@ -27,15 +30,19 @@ def identifying_values(layer: Layer) -> Tensor:
     not, the values are first projected on the directions that the projection passes on. Where no projection was
     proved, V itself: the statement is then about the head output alone.
     """
-    values = layer._if_kept(layer.grouped_values, "values")
+    values = layer._if_kept(layer.grouped_values, "values").cpu()
     projection = layer._projection
     if projection is None or projection.full_rank:
         return values
     projection = layer.projection  # refused where every row has a map of its own
-    left, singular, _ = torch.linalg.svd(projection.weight.to(torch.float64), full_matrices=False)
+    left, singular, _ = torch.linalg.svd(projection.weight.to("cpu", torch.float64), full_matrices=False)
     passed = singular > singular[..., :1] * weight_rank_tolerance(projection.weight.dtype)
-    projected: Tensor = layer.values.to(torch.float64) @ (left * passed[:, None])
+    projected: Tensor = layer.values.to("cpu", torch.float64) @ (left * passed[:, None])
     return projected.to(measured_in(values.dtype))
+
+
+def _to_cpu(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.cpu()
 
 
 def by_group(layer: Layer) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -43,7 +50,7 @@ def by_group(layer: Layer) -> tuple[Tensor, Tensor, Tensor | None]:
 
     With a sink there is one key more, the first (`sink_last` puts it last).
     """
-    attention, sink = layer.attention, layer.sink
+    attention, sink = layer.attention.cpu(), layer.sink
     if sink is not None:
         attention = torch.cat([sink.to(attention)[..., None], attention], -1)
     values, visible = values_by_group(layer)
@@ -52,7 +59,7 @@ def by_group(layer: Layer) -> tuple[Tensor, Tensor, Tensor | None]:
 
 def values_by_group(layer: Layer) -> tuple[Tensor, Tensor | None]:
     """Values and mask of `by_group`, without the attention."""
-    values, visible = identifying_values(layer), layer.visible
+    values, visible = identifying_values(layer), _to_cpu(layer.visible)
     if layer.sink is not None:
         values = pad(values, (0, 0, 1, 0))
         visible = None if visible is None else pad(visible, (1, 0), value=True)
@@ -118,8 +125,8 @@ def find_token(tokens: Tokens, query: int | str) -> int:
 def head_of(layer: Layer, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """One head: attention [query, key], its values [key, d_v] and which keys each row sees; a sink is the last key."""
     values = identifying_values(layer)
-    weights, values = layer.attention[index], values[index * values.shape[0] // len(layer.heads)]
-    visible, sink = layer.visible_of(index), layer.sink
+    weights, values = layer.attention[index].cpu(), values[index * values.shape[0] // len(layer.heads)]
+    visible, sink = _to_cpu(layer.visible_of(index)), layer.sink
     if sink is not None:
         weights = torch.cat([weights, sink[index].to(weights)[:, None]], -1)
         values = pad(values, (0, 0, 0, 1))
@@ -130,9 +137,9 @@ def head_of(layer: Layer, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
 def row_of(layer: Layer, index: int, query: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """One attention row [key], the values of its head [key, d_v], and which keys it sees; a sink is the last key."""
     values = identifying_values(layer)
-    weights, values = layer.weights_of(index, query), values[index * values.shape[0] // len(layer.heads)]
+    weights, values = layer.weights_of(index, query).cpu(), values[index * values.shape[0] // len(layer.heads)]
     visible, sink = layer.visible_of(index), layer.sink
-    visible = None if visible is None else visible[query]
+    visible = None if visible is None else visible[query].cpu()
     if sink is not None:
         weights = torch.cat([weights, sink[index, query].to(weights)[None]], -1)
         values = pad(values, (0, 0, 0, 1))

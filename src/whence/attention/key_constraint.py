@@ -20,7 +20,7 @@ def proved_keys(layer: Layer) -> Tensor:
             "say nothing of which rows some query could produce (a soft cap, sinks, a bias that depends on the query, or a "
             "model that is not on transformers' attention interface). Use the measures without keys."
         )
-    return layer.keys
+    return layer.keys.cpu()  # where ranks are worked out, see `whence.attention.heads`
 
 
 def key_constraint(layer: Layer) -> dict[str, Tensor]:
@@ -35,9 +35,10 @@ def key_constraint(layer: Layer) -> dict[str, Tensor]:
     heads = len(layer.heads)
     values = identifying_values(layer)
     values = values.repeat_interleave(heads // values.shape[0], dim=0)
-    search = reachable_dimension(layer.attention, keys, values, visible=layer.visible)
+    visible = None if layer.visible is None else layer.visible.cpu()
+    search = reachable_dimension(layer.attention.cpu(), keys, values, visible=visible)
     scale = layer.scale if layer.scale is not None else 1.0
-    near = near_tied(keys, values, queries=layer.queries.to(torch.float64) * scale)
+    near = near_tied(keys, values, queries=layer.queries.to("cpu", torch.float64) * scale)
     dimension = torch.where(search.determined, search.dimension, -1.0)
     return {
         "reachable_dimension": dimension.nan_to_num(-1.0).to(torch.int64),

@@ -137,7 +137,7 @@ def relative(changed: Tensor | None, original: Tensor | None) -> float | None:
     """‖changed − original‖ / ‖original‖, in float64."""
     if changed is None or original is None:
         return None
-    a, b = changed.to(torch.float64), original.to(torch.float64)
+    a, b = changed.to("cpu", torch.float64), original.to("cpu", torch.float64)
     return float(torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b))
 
 

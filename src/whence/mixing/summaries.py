@@ -31,7 +31,7 @@ def _matrices(result: Result) -> Iterator[tuple[dict[str, int], Tensor]]:
             f"a summary needs rows of hidden tokens and columns of inputs; this result has axes {result.axes}."
         )
     leading = result.axes[:-2]
-    values = result.values.detach().to(torch.float64).cpu()
+    values = result.values.detach().to("cpu", torch.float64)
     sizes = values.shape[:-2]
     for at in product(*(range(size) for size in sizes)):
         names = {a: (result.layers if a == "layer" else result.heads)[i] for a, i in zip(leading, at, strict=True)}

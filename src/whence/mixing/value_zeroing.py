@@ -111,8 +111,8 @@ def _confirmed(scores: Tensor, asked: Callable[[int, int], Tensor]) -> bool:
 
 def _change(layer: Layer, changed: Tensor, first: int, row: int = 0) -> Tensor:
     """(row, key): 1 − cos of changed (key, row, d) with the block's own output, exactly 0 where no head sees the key."""
-    plain = layer.block_output[row:].double()
-    change = 1 - torch.nn.functional.cosine_similarity(changed.double(), plain[None], dim=-1).T
+    changed, plain = (t.to("cpu", torch.float64) for t in (changed, layer.block_output[row:]))
+    change = 1 - torch.nn.functional.cosine_similarity(changed, plain[None], dim=-1).T
     seen = layer.visible_mask
     seen = seen.any(0) if seen.dim() == 3 else seen
     return change * seen[row:, first : first + len(changed)].to(change)

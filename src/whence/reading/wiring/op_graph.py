@@ -175,7 +175,7 @@ def deviation(value: Tensor, expected: Tensor) -> float:
     """The largest difference relative to the largest expected entry; infinite where shapes or values cannot match."""
     if value.shape != expected.shape:
         return float("inf")
-    value, expected = value.detach().to(torch.float64), expected.detach().to(torch.float64)
+    value, expected = (t.detach().to("cpu", torch.float64) for t in (value, expected))
     scale = expected.abs().max()
     error = (value - expected).abs().max() / scale if scale > 0 else (value - expected).abs().max()
     return float(error) if bool(torch.isfinite(error)) else float("inf")

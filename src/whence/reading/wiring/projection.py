@@ -43,7 +43,7 @@ class Projection:
         The dtype decides what the weights are, not how they are measured: a real projection has σ_min/σ_max of 1e-5 to
         5e-5, far below the eps of bfloat16 (8e-3), and no rank is lost by it.
         """
-        singular = torch.linalg.svdvals(self.weight.detach().to(torch.float64))
+        singular = torch.linalg.svdvals(self.weight.detach().to("cpu", torch.float64))
         least, most = singular[..., -1], singular[..., 0]
         return float(torch.where(least > 0, most / least, torch.inf).max())
 
