@@ -130,8 +130,8 @@ def _show(attributions: dict[str, Any], model: Any) -> None:
         from whence.reporting.outputs import class_name, token_name
 
         position = settings.get("position")
-        what, name = ("the token", token_name) if _writes(model) else ("the class", class_name)
-        called = {k: f"‘{name(model, settings[k])}’" for k in ("target", "foil") if isinstance(settings.get(k), int)}
+        what, label = ("the token", token_name) if _writes(model) else ("the class", class_name)
+        called = {k: f"‘{label(model, settings[k])}’" for k in ("target", "foil") if isinstance(settings.get(k), int)}
         rather = "" if settings.get("foil") is None else f" rather than {called.get('foil', settings['foil'])}"
         place = "" if position is None else f" at position {position}"
         explained = f"{what} {called.get('target', settings['target'])}{rather}{place}"
