@@ -9,7 +9,7 @@ import { asNumber, go, note, state } from "./state.js";
 import { slider } from "./slide.js";
 import { tokenName, tokenText } from "./tokens.js";
 
-const LONG = 800; // tokens: the text is shaded anew when the pointer rests, or every step would be felt
+const LONG = 400; // tokens: the text is shaded anew when the pointer rests, or every step would be felt
 
 export function chosenHead(stack) {
   const first = stack.worst.find((c) => c.dimension > 0) ?? stack.worst[0] ?? stack.best[0];
