@@ -32,6 +32,7 @@ import torch
 import whence
 from whence.faithful.curves import bin_sizes, order_of, prefixes
 from whence.faithful.engine import Engine
+from whence.faithful.evaluate import TOGETHER
 from whence.faithful.explainers import Explained, explainers
 from whence.faithful.question import TextQuestion, prepared_text, units_of
 
@@ -73,9 +74,13 @@ Job = Callable[[tuple[int, ...]], tuple[list[int], list[int]]]
 
 def ours(model: Any, given: list[Asked], job: Job) -> np.ndarray[Any, Any]:
     engine, values = Engine(model), []
-    for question, orders in given:
-        sets = [s for order in orders for measure in job(order) for s in measure]
-        values.append(engine.outputs(question, "drop", sets))
+    for start in range(0, len(given), TOGETHER):
+        some = [
+            (question, [s for order in orders for measure in job(order) for s in measure])
+            for question, orders in given[start : start + TOGETHER]
+        ]
+        engine.prepare((question, "drop", sets) for question, sets in some)
+        values += [engine.outputs(question, "drop", sets) for question, sets in some]
         engine.forget()
     print(f"   ({engine.runs:,} of {engine.asked:,} sets were run)")
     return np.concatenate(values)

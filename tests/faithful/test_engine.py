@@ -87,6 +87,22 @@ def test_values_do_not_depend_on_batch_mates(classifier: Model) -> None:
     assert np.abs(together - backwards).max() < 1e-6
 
 
+def test_texts_that_share_batches_have_the_values_they_have_alone(classifier: Model, masked: Model) -> None:
+    for model, texts, targets in (
+        (classifier, ("the film was good", "a b c d e f g", "not bad"), (0, 1, 1)),
+        (masked, ("the [MASK] was good and fine", "the film was [MASK]"), (20, 21)),
+    ):
+        asked = [question(model, text, target=target) for text, target in zip(texts, targets, strict=True)]
+        sets = [[random.Random(i).getrandbits(len(one.units)) for _ in range(9)] for i, one in enumerate(asked)]
+        engine = Engine(model)
+        engine.prepare((one, "drop", many) for one, many in zip(asked, sets, strict=True))
+        runs = engine.runs
+        for one, many in zip(asked, sets, strict=True):
+            slow = [one_by_one(model, one, "drop", s) for s in many]
+            assert np.abs(engine.outputs(one, "drop", many) - slow).max() < 1e-6
+        assert engine.runs == runs  # nothing runs twice
+
+
 def test_special_tokens_stay_in_every_variant(additive: Model) -> None:
     asked = question(additive)
     additive.model.seen.clear()

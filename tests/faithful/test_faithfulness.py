@@ -44,8 +44,10 @@ METHODS = [perfect, reversed_scores, constant]
 
 
 @pytest.fixture(scope="module")
-def extreme(additive: Model) -> Faithfulness:
-    return whence.faithfulness(additive, TEXTS, METHODS, operators=("drop", "mask"))
+def extreme(additive: Model, tmp_path_factory: pytest.TempPathFactory) -> Faithfulness:
+    """A run that is saved, text by text, whose outputs are the same to the last bit whatever else is run."""
+    path = tmp_path_factory.mktemp("extreme") / "run.jsonl"
+    return whence.faithfulness(additive, TEXTS, METHODS, operators=("drop", "mask"), save=path)
 
 
 def test_a_perfect_explanation_gets_the_extreme_verdict(extreme: Faithfulness) -> None:
@@ -89,16 +91,29 @@ def test_a_constant_score_is_random_in_expectation(additive: Model) -> None:
     assert np.mean(means, 0)[0] > 10 * abs(average)
 
 
-def test_order_and_shards_change_nothing(additive: Model, extreme: Faithfulness) -> None:
-    settings: dict[str, Any] = {"methods": METHODS}
-    backwards = whence.faithfulness(additive, TEXTS[::-1], **settings)
+def test_order_and_shards_change_nothing(additive: Model, extreme: Faithfulness, tmp_path: Path) -> None:
+    backwards = whence.faithfulness(additive, TEXTS[::-1], METHODS, save=tmp_path / "backwards")
     assert backwards.records[::-1] == extreme.records
-    shards = [whence.faithfulness(additive, part, **settings) for part in (TEXTS[:13], TEXTS[13:])]
+    shards = [
+        whence.faithfulness(additive, part, METHODS, save=tmp_path / f"shard {len(part)}")
+        for part in (TEXTS[:13], TEXTS[13:])
+    ]
     assert Faithfulness.joined(shards).records == extreme.records
     assert Faithfulness.joined(shards).verdict() == extreme.verdict()
     other = whence.faithfulness(additive, TEXTS[:2], METHODS, seed=1)
     with pytest.raises(InputError, match="differ"):
         Faithfulness.joined([shards[0], other])
+
+
+def test_texts_that_share_batches_change_nothing_but_rounding(additive: Model, extreme: Faithfulness) -> None:
+    together = whence.faithfulness(additive, TEXTS, METHODS)
+    assert together.verdict() == extreme.verdict()
+    for one, alone in zip(together.records, extreme.records, strict=True):
+        assert (one.key, one.scores, one.units) == (alone.key, alone.scores, alone.units)
+        for operator, by_method in alone.curves.items():
+            for method, curve in by_method.items():
+                assert one.curves[operator][method].forward == pytest.approx(curve.forward, abs=1e-12)
+                assert one.curves[operator][method].reverse == pytest.approx(curve.reverse, abs=1e-12)
 
 
 def test_save_and_load(extreme: Faithfulness, tmp_path: Path) -> None:

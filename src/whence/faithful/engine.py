@@ -53,17 +53,23 @@ class Engine:
         """The output for each set of removed units."""
         wanted = list(sets)
         self.asked += len(wanted)
-        unknown = [s for s in dict.fromkeys(wanted) if (question.key, operator, s) not in self._values]
-        if unknown:
-            # Two sets can leave equal ids ("a a b" without either "a"): those run once, too.
-            rows: dict[bytes, list[int]] = {}
-            variants = dict(zip(unknown, variants_of(self.model, question, operator, unknown), strict=True))
-            for s, (ids, kept) in variants.items():
-                rows.setdefault(ids.tobytes() + b"|" + _kept_types(question, kept), []).append(s)
-            found = self._run(question, [variants[same[0]] for same in rows.values()])
-            for same, value in zip(rows.values(), found, strict=True):
-                self._values.update({(question.key, operator, s): value for s in same})
+        self.prepare([(question, operator, wanted)])
         return {s: self._values[question.key, operator, s] for s in wanted}
+
+    def prepare(self, asked: Iterable[tuple[TextQuestion, str, Iterable[int]]]) -> None:
+        """Find and keep the outputs of several questions, those of short texts in the same batches."""
+        rows: dict[bytes, list[tuple[str, str, int]]] = {}
+        first: list[Row] = []
+        for question, operator, sets in asked:
+            unknown = [s for s in dict.fromkeys(sets) if (question.key, operator, s) not in self._values]
+            for s, variant in zip(unknown, variants_of(self.model, question, operator, unknown), strict=True):
+                # Two sets can leave equal ids ("a a b" without either "a"): those run once, too.
+                same = rows.setdefault(_content(question, variant), [])
+                if not same:
+                    first.append((question, variant))
+                same.append((question.key, operator, s))
+        for keys, value in zip(rows.values(), self._run(first), strict=True):
+            self._values.update(dict.fromkeys(keys, value))
 
     def outputs(self, question: TextQuestion, operator: str, sets: Sequence[int]) -> np.ndarray[Any, Any]:
         """The outputs alone, in the order of the sets."""
@@ -73,23 +79,31 @@ class Engine:
     def whole(self, question: TextQuestion) -> Tensor:
         """The logits of the whole text."""
         with lock_of(self.model.model), evaluating(self.model.model):
-            return self._logits(question, variants_of(self.model, question, "drop", [0]))[0]
+            return self._logits([(question, v) for v in variants_of(self.model, question, "drop", [0])])[0]
 
     def forget(self) -> None:
         """Forget the outputs of the texts so far."""
         self._values.clear()
 
-    def _run(self, question: TextQuestion, variants: list[Variant]) -> list[Value]:
-        values: list[Value | None] = [None] * len(variants)
-        lengths = [len(kept) for _, kept in variants]
+    def _run(self, rows: list[Row]) -> list[Value]:
+        if not rows:
+            return []
+        values: list[Value | None] = [None] * len(rows)
+        together: dict[object, list[int]] = {}
+        for i, (question, _) in enumerate(
+            rows
+        ):  # what other inputs a text has must be the same for all rows of a batch
+            together.setdefault(None if set(question.prepared.inputs) <= SHARED else question.key, []).append(i)
         with lock_of(self.model.model), evaluating(self.model.model):
             if self._padding is None:
-                self._padding = self._batch_kind(question)
-            for batch in batches(lengths, self._limit(), self._padding, self._call):
-                logits = self._logits(question, [variants[i] for i in batch])
-                for i, value in zip(batch, watch(question, logits), strict=True):
-                    values[i] = value
-        self.runs += len(variants)
+                self._padding = self._batch_kind(rows[0][0])
+            for group in together.values():
+                lengths = [len(rows[i][1][1]) for i in group]
+                for batch in batches(lengths, self._limit(), self._padding, self._call):
+                    chosen = [rows[group[i]] for i in batch]
+                    for i, value in zip(batch, watch([q for q, _ in chosen], self._logits(chosen)), strict=True):
+                        values[group[i]] = value
+        self.runs += len(rows)
         return [v for v in values if v is not None]
 
     @cached_property
@@ -107,32 +121,30 @@ class Engine:
     def _batch_kind(self, question: TextQuestion) -> int:
         """2: batches may be padded, 1: only equal lengths run together, 0: one by one. Tried on this very text."""
         whole, short = variants_of(self.model, question, "drop", [0, full(len(question.units)) >> 1])
-        alone = self._logits(question, [whole])
+        alone = self._logits([(question, whole)])
         scale = SAME_LOGITS * float(alone.abs().max().clamp(min=1.0))
         for kind, mate in ((2, short), (1, whole)):
-            together = self._logits(question, [whole, mate])[:1]
+            together = self._logits([(question, whole), (question, mate)])[:1]
             if float((together - alone).abs().max()) <= scale:
                 return kind
         return 0
 
-    def _logits(self, question: TextQuestion, variants: Sequence[Variant]) -> Tensor:
+    def _logits(self, rows: Sequence[Row]) -> Tensor:
         """(batch, classes or vocabulary), float64, of variants padded on the right."""
-        width = max(len(kept) for _, kept in variants)
+        width = max(len(kept) for _, (_, kept) in rows)
         device = self.model.device
         inputs: dict[str, Tensor] = {}
-        for name, tensor in question.prepared.inputs.items():
-            along = (
-                tensor.dim() == 2 and not name.startswith("decoder_") and tensor.shape[1] == question.prepared.length
-            )
+        asks = rows[0][0]
+        for name, tensor in asks.prepared.inputs.items():
+            along = tensor.dim() == 2 and not name.startswith("decoder_") and tensor.shape[1] == asks.prepared.length
             if name in ("input_ids", "attention_mask"):
                 continue
             if along:
-                row = tensor[0].numpy()
-                inputs[name] = _padded([row[kept] for _, kept in variants], width, 0)
+                inputs[name] = _padded([q.prepared.inputs[name][0].numpy()[kept] for q, (_, kept) in rows], width, 0)
             else:
-                inputs[name] = tensor.expand(len(variants), *tensor.shape[1:])
-        inputs["input_ids"] = _padded([ids for ids, _ in variants], width, self.model.pad_id)
-        inputs["attention_mask"] = _padded([np.ones(len(kept), dtype=np.int64) for _, kept in variants], width, 0)
+                inputs[name] = tensor.expand(len(rows), *tensor.shape[1:])
+        inputs["input_ids"] = _padded([ids for _, (ids, _) in rows], width, self.model.pad_id)
+        inputs["attention_mask"] = _padded([np.ones(len(kept), dtype=np.int64) for _, (_, kept) in rows], width, 0)
         given = {name: tensor.to(device) for name, tensor in inputs.items()}
         output = self.model.model(**accepted(self.model.model, given))
         logits = getattr(output, "logits", None)
@@ -142,8 +154,8 @@ class Engine:
                 "removed: load it with a task, such as 'text-classification' or 'fill-mask'."
             )
         if logits.dim() == 3:
-            rows = torch.arange(len(variants), device=logits.device)
-            logits = logits[rows, torch.tensor(_read_at(question, variants, logits.shape[1]), device=logits.device)]
+            places = torch.tensor(_read_at(rows, logits.shape[1]), device=logits.device)
+            logits = logits[torch.arange(len(rows), device=logits.device), places]
         logits = logits.detach().to("cpu", torch.float64)
         if not bool(logits.isfinite().all()):
             raise ModelError(f"{self.model.name} gave numbers that are not finite for a text with units removed.")
@@ -152,6 +164,11 @@ class Engine:
 
 Variant = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 """The ids that remain, and the positions of the whole text they come from."""
+
+Row = tuple[TextQuestion, Variant]
+
+SHARED = {"input_ids", "attention_mask", "token_type_ids"}
+"""Inputs that rows of several texts can have in one batch."""
 
 
 def variants_of(model: Model, question: TextQuestion, operator: str, sets: Sequence[int]) -> list[Variant]:
@@ -183,13 +200,14 @@ def mask_id(model: Model) -> int:
     raise InputError(f"{model.name} has no mask, padding or unknown token: use operators=('drop',) (--operators drop).")
 
 
-def watch(question: TextQuestion, logits: Tensor) -> list[Value]:
+def watch(questions: Sequence[TextQuestion], logits: Tensor) -> list[Value]:
     """p(target), or logit(target) − logit(foil), of every row, and whether the model now prefers something else."""
-    target, foil = question.target, question.foil
-    if foil is None:
-        values, other = torch.softmax(logits, dim=-1)[:, target], logits.argmax(-1) != target
+    rows = torch.arange(len(questions))
+    targets = torch.tensor([q.target for q in questions])
+    if questions[0].foil is None:
+        values, other = torch.softmax(logits, dim=-1)[rows, targets], logits.argmax(-1) != targets
     else:
-        values = logits[:, target] - logits[:, foil]
+        values = logits[rows, targets] - logits[rows, torch.tensor([q.foil for q in questions])]
         other = values < 0
     return list(zip(values.tolist(), other.tolist(), strict=True))
 
@@ -212,17 +230,19 @@ def batches(lengths: Sequence[int], limit: int, kind: int, call: float = 0.0) ->
         yield batch
 
 
-def _read_at(question: TextQuestion, variants: Sequence[Variant], length: int) -> list[int]:
-    if question.position is None:  # an encoder–decoder: where its decoder stands
-        return [length - 1] * len(variants)
-    return [int(np.searchsorted(kept, question.position)) for _, kept in variants]
+def _read_at(rows: Sequence[Row], length: int) -> list[int]:
+    """Where each row's prediction stands; at the end of the decoder for an encoder–decoder."""
+    return [length - 1 if q.position is None else int(np.searchsorted(kept, q.position)) for q, (_, kept) in rows]
 
 
-def _kept_types(question: TextQuestion, present: np.ndarray[Any, Any]) -> bytes:
-    """What else besides the ids tells two inputs apart: their segments, and where the asking position is."""
+def _content(question: TextQuestion, variant: Variant) -> bytes:
+    """What tells two rows apart: ids, segments, where the asking position is, and what is watched; else the question."""
+    ids, present = variant
     types = question.prepared.inputs.get("token_type_ids")
     segments = b"" if types is None else types[0].numpy()[present].tobytes()
-    return segments + b"|%d" % (-1 if question.position is None else int(np.searchsorted(present, question.position)))
+    asks = -1 if question.position is None else int(np.searchsorted(present, question.position))
+    whose = "" if set(question.prepared.inputs) <= SHARED else question.key
+    return b"|".join((ids.tobytes(), segments, f"{asks} {question.target} {question.foil} {whose}".encode()))
 
 
 def _padded(rows: Sequence[np.ndarray[Any, Any]], width: int, fill: int) -> Tensor:

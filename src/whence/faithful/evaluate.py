@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from whence.results.records import Records
 from whence.results.run_identity import RunIdentity, hash_texts
 
 CEILINGS = ("auto", "exact", "none")
+TOGETHER = 8  # texts that share batches where nothing is saved
 
 
 def faithfulness(
@@ -70,7 +71,8 @@ def faithfulness(
     to 12 units, beam search beyond), "exact" (only those texts), "none". rationales: one per text, see `whence.plausibility`.
     save: a file of JSON lines; with `resume` a run that was stopped goes on there, another is refused. `say`: told when the
     run there is finished. documents: the document of each text,
-    where texts share one. Everything random is drawn from (seed, text), so order, shards and resuming change nothing.
+    where texts share one. Everything random is drawn from (seed, text), so order, shards and resuming change nothing; without
+    `save` short texts share batches, and outputs then depend on their neighbours in the last digits.
 
     >>> import whence
     >>> result = whence.faithfulness("…", texts, methods="alti,occlusion")    # doctest: +SKIP
@@ -116,20 +118,30 @@ def faithfulness(
             if say is not None:
                 say(f"The run in {str(save)!r} is finished: nothing was done.")
             return Faithfulness(identity, tuple(finished[key] for key in saved.finished))
-        for number, text in enumerate(given):
-            with _of_text(number, len(given)):
-                question, output = _question(chosen, text, targets[number], foils[number], units, engine, truncate)
-            rationale = None if rationales is None else rationales[number]
-            key = _key(question, asked, number, rationale)
-            if key not in finished:
-                finished[key] = _record(engine, question, output, number, asked, settings, rationale)
-                document = None if documents is None else str(documents[number])
-                finished[key] = replace(finished[key], key=key, document=document)
-                if saved is not None:
-                    saved.append(finished[key].to_dict())
-            records.append(finished[key])
+        # What is saved is lost text by text; else several short texts share their batches.
+        several = 1 if saved is not None else TOGETHER
+        for start in range(0, len(given), several):
+            begun: dict[str, Begun] = {}
+            keys = []
+            for number in range(start, min(start + several, len(given))):
+                with _of_text(number, len(given)):
+                    made = _question(chosen, given[number], targets[number], foils[number], units, engine, truncate)
+                rationale = None if rationales is None else rationales[number]
+                keys.append(_key(made[0], asked, number, rationale))
+                if keys[-1] not in finished and keys[-1] not in begun:
+                    begun[keys[-1]] = _begin(engine, *made, number, asked, settings, rationale)
+            engine.prepare(
+                (one.question, operator, one.sets()) for one in begun.values() for operator in settings["operators"]
+            )
+            for number, key in enumerate(keys, start):
+                if key not in finished:
+                    document = None if documents is None else str(documents[number])
+                    finished[key] = replace(_record(engine, begun[key], settings), key=key, document=document)
+                    if saved is not None:
+                        saved.append(finished[key].to_dict())
+                records.append(finished[key])
+                step()
             engine.forget()
-            step()
         if saved is not None:
             saved.finish([record.key for record in records])
     return Faithfulness(identity, tuple(records))
@@ -227,7 +239,24 @@ def _saved(save: Any, identity: RunIdentity, resume: bool) -> AbstractContextMan
     return Records(save, identity)
 
 
-def _record(
+@dataclass(frozen=True)
+class Begun:
+    """A text that was explained, and whose units are to be removed: every method's order, and random ones."""
+
+    question: TextQuestion
+    about: Mapping[str, Any]
+    scores: Mapping[str, np.ndarray[Any, Any]]
+    failures: Mapping[str, str]
+    orders: Mapping[str, tuple[int, ...]]
+    drawn: tuple[tuple[int, ...], ...]
+
+    def sets(self) -> list[int]:
+        """Every set that a curve needs, each once."""
+        both = [o for order in (*self.orders.values(), *self.drawn) for o in (order, order[::-1])]
+        return sorted({s for order in both for s in prefixes(order)})
+
+
+def _begin(
     engine: Engine,
     question: TextQuestion,
     output: float,
@@ -235,8 +264,8 @@ def _record(
     asked: Iterable[Explainer],
     settings: dict[str, Any],
     rationale: Any,
-) -> TextRecord:
-    """Everything about one text: explanations first, then every set they ask for, each once."""
+) -> Begun:
+    """The explanations of one text. A text of one unit has none."""
     units, seed = question.units, settings["seed"]
     classes = question.position is None and "decoder_input_ids" not in question.prepared.inputs
     text = question.prepared.text or " ".join(units.names)
@@ -248,11 +277,11 @@ def _record(
         "output": output,
         "marks": None if rationale is None else marks_of(rationale, text, units, number),
     }
-    if len(units) < 2:
-        return TextRecord(**about)
-    explained = Explained(engine.model, question, number)
     scores: dict[str, np.ndarray[Any, Any]] = {}
     failures: dict[str, str] = {}
+    if len(units) < 2:
+        return Begun(question, about, scores, failures, {}, ())
+    explained = Explained(engine.model, question, number)
     for one in asked:
         try:
             scores[one.name] = one.of_units(explained)
@@ -260,21 +289,27 @@ def _record(
             failures[one.name] = f"{type(problem).__name__}: {problem}"
     orders = {name: order_of(values, question.generator(seed, "ties")) for name, values in scores.items()}
     generator = question.generator(seed, "random")
-    drawn = [tuple(int(u) for u in generator.permutation(len(units))) for _ in range(settings["random"])]
+    drawn = tuple(tuple(int(u) for u in generator.permutation(len(units))) for _ in range(settings["random"]))
+    return Begun(question, about, scores, failures, orders, drawn)
+
+
+def _record(engine: Engine, begun: Begun, settings: dict[str, Any]) -> TextRecord:
+    """Everything about one text; its outputs are mostly there already."""
+    if len(begun.question.units) < 2:
+        return TextRecord(**begun.about)
+    question = begun.question
     curves, random, ceilings = {}, {}, {}
     for operator in settings["operators"]:
-        wanted = {s for order in (*orders.values(), *drawn) for o in (order, order[::-1]) for s in prefixes(o)}
-        engine.values(question, operator, sorted(wanted))
-        curves[operator] = {name: _curve(engine, question, operator, order) for name, order in orders.items()}
-        random[operator] = tuple(_curve(engine, question, operator, order) for order in drawn)
+        curves[operator] = {name: _curve(engine, question, operator, order) for name, order in begun.orders.items()}
+        random[operator] = tuple(_curve(engine, question, operator, order) for order in begun.drawn)
         found = _ceiling(engine, question, operator, settings["ceiling"])
         if found is not None:
             ceilings[operator] = _no_lower(found, (*curves[operator].values(), *random[operator]))
     return TextRecord(
-        **about,
-        scores={name: tuple(values.tolist()) for name, values in scores.items()},
-        ties={name: ties_in(values) for name, values in scores.items()},
-        failures=failures,
+        **begun.about,
+        scores={name: tuple(values.tolist()) for name, values in begun.scores.items()},
+        ties={name: ties_in(values) for name, values in begun.scores.items()},
+        failures=begun.failures,
         curves=curves,
         random=random,
         ceilings=ceilings,
