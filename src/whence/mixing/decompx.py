@@ -189,17 +189,17 @@ class _Line:
             self.hidden[:] = [rows.new_empty(len(rows), self.inward.shape[1])]
         hidden = torch.mm(rows, self.inward, out=self.hidden[0][: len(rows)])
         hidden.view(*read.shape[:2], -1).mul_(self.factors[at, None])
-        made = (hidden @ self.outward).view_as(read)
+        vectors = (hidden @ self.outward).view_as(read)
         if self.bias is None or self.toward_bias is None:
-            return made
+            return vectors
         shares = _shares(read @ self.toward_bias, lambda: read @ self.inward)
-        return made.baddbmm_(shares[..., None], self.bias[at, None])
+        return vectors.baddbmm_(shares[..., None], self.bias[at, None])
 
 
 def _feedforward(parts: Tensor, rest: FeedForward, line: _Line, at: slice) -> Tensor:
     """The positions `at` through the feed-forward layer, its residual and the norm after it."""
-    made = line.through(_norm(rest.norm_in, parts), at)
-    return rest.wiring.rebuild(parts, share_bias_(made, rest.second.bias), normed=_norm)
+    vectors = line.through(_norm(rest.norm_in, parts), at)
+    return rest.wiring.rebuild(parts, share_bias_(vectors, rest.second.bias), normed=_norm)
 
 
 def slope(active: Tensor, before: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from whence.reading.layer import Layer
-from whence.reading.wiring.equation import times
 from whence.reading.wiring.feedforward import FeedForward
 
 _ROWS = 256  # rows of the feed-forward layer at once: enough for its products, and they stay in the cache
@@ -38,7 +37,7 @@ def zeroed_outputs(layer: Layer, rest: FeedForward, memory: int) -> Iterator[tup
     wiring = layer.equation("attention branch")
     total = layer.before_norm  # (query, d)
     attention, values = layer.attention.to(total), layer.values.to(total)
-    weight = times(layer.projection.weight.to(total), wiring.branch_scale)  # (head, d_v, d)
+    weight = wiring.branch(layer.projection.weight.to(total))  # (head, d_v, d)
     norm = rest.norm_in if wiring.norm is None else wiring.norm
     maps = [rest.first] if rest.gate is None else [rest.first, rest.gate]
     inward = torch.cat([m.weight.to(total) for m in maps], dim=1)  # (d, 4d), and as much again for a gate

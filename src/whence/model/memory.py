@@ -29,13 +29,13 @@ T = TypeVar("T")
 def modules_of(model: nn.Module) -> list[nn.Module]:
     """The model and every module in it, each once. `model.modules()` makes their names too, which takes four times as long,
     and a trace walks through the model a dozen times."""
-    found, seen = [model], {id(model)}
-    for module in found:  # which grows on the way
+    modules, seen = [model], {id(model)}
+    for module in modules:  # which grows on the way
         for part in module._modules.values():
             if part is not None and id(part) not in seen:
                 seen.add(id(part))
-                found.append(part)
-    return found
+                modules.append(part)
+    return modules
 
 
 def configs_of(model: nn.Module) -> list[Any]:
