@@ -118,7 +118,7 @@ def faithfulness(
             if say is not None:
                 say(f"The run in {str(save)!r} is finished: nothing was done.")
             return Faithfulness(identity, tuple(finished[key] for key in saved.finished))
-        # What is saved is lost text by text; else several short texts share their batches.
+        # A saved run that is killed loses at most the text under way; else several short texts share batches.
         several = 1 if saved is not None else TOGETHER
         for start in range(0, len(given), several):
             begun: dict[str, Begun] = {}
@@ -130,9 +130,7 @@ def faithfulness(
                 keys.append(_key(made[0], asked, number, rationale))
                 if keys[-1] not in finished and keys[-1] not in begun:
                     begun[keys[-1]] = _begin(engine, *made, number, asked, settings, rationale)
-            engine.prepare(
-                (one.question, operator, one.sets()) for one in begun.values() for operator in settings["operators"]
-            )
+            engine.prepare((one.question, operator, one.sets()) for one in begun.values() for operator in operators)
             for number, key in enumerate(keys, start):
                 if key not in finished:
                     document = None if documents is None else str(documents[number])
