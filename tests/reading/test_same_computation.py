@@ -123,6 +123,20 @@ def test_a_later_run_of_a_trace_with_hidden_tokens_is_refused():
         substitute(found, ZeroValues(0, [1]))
 
 
+@pytest.mark.parametrize("family", ["bert", "llama", "t5", "bart"])
+def test_labels_change_nothing_but_what_the_decoder_reads(family):
+    """A batch as it comes from a data loader: of an encoder–decoder, the labels moved by one are the decoder's input."""
+    specimen = build(family)
+    specimen.model.config.decoder_start_token_id = 0
+    ids = specimen.inputs["input_ids"]
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.flip(1)[:, :9]}
+    batch |= {} if family in ("t5", "bart") else {"labels": ids.flip(1)}
+    with torch.no_grad():
+        expected = specimen.model(**batch).logits[0]
+    found = trace(Model(specimen.model), batch)
+    torch.testing.assert_close(found.logits, expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("family", ["gpt_neox", "gptj", "phi", "llama", "gpt2"])
 def test_embeddings_given_end_every_block_where_ids_do(family):
     # A model that is given embeddings is given its first block's residual, too: its final state is not that block's output.

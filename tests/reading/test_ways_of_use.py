@@ -159,6 +159,27 @@ def test_a_trace_does_not_change_with_the_model(through_data):
     assert not torch.allclose(contributions(again, "alti").values, before, atol=1e-2)
 
 
+@pytest.mark.parametrize("how", ["class", "forward"])
+def test_a_class_put_in_place_of_another_is_noticed(how, monkeypatch):
+    """Libraries of kernels swap classes, or the forward of a class, of models that have been read already."""
+    specimen = build("llama")
+    before = trace(Model(specimen.model), specimen.inputs)
+    assert before.mixes is None
+    mlp = specimen.model.model.layers[1].mlp
+    owner, own = type(mlp), type(mlp).forward
+
+    def mixing(self, x):
+        return own(self, x) + 0.1 * own(self, x).roll(1, dims=1)
+
+    if how == "class":
+        mlp.__class__ = type("Fast", (owner,), {"forward": mixing})
+    else:
+        monkeypatch.setattr(owner, "forward", mixing)
+    assert "mlp" in trace(Model(specimen.model), specimen.inputs).mixes
+    with pytest.raises(InputError, match="has changed since"):
+        substitute(before, ZeroValues(0, [1]))
+
+
 def test_a_change_of_settings_is_noticed():
     specimen = build("bert")
     mark = fingerprint(specimen.model)

@@ -154,9 +154,9 @@ def fingerprint(model: nn.Module) -> int:
 
     Every entry of every weight and buffer counts, however it was written (`.data` leaves torch's own version counter as
     it was): see `_contents`. Adapters (PEFT's active, merged and disabled ones, their scales) and settings count as the
-    plain attributes of their modules; hooks, functions and other objects by identity. Not noticed: what a hook or a
-    function reads from elsewhere, weights that accelerate keeps on disk when a file is rewritten within the clock's tick,
-    and a change of weights that keeps all 251 sums, which nobody makes by accident.
+    plain attributes of their modules; hooks, functions, classes with their `forward` and other objects by identity. Not
+    noticed: what a hook or a function reads from elsewhere, weights that accelerate keeps on disk when a file is rewritten
+    within the clock's tick, and a change of weights that keeps all 251 sums, which nobody makes by accident.
     """
     fixed = _FIXED.get()
     if fixed is not None and fixed[0] is model:
@@ -183,12 +183,19 @@ def fixed(model: nn.Module | None) -> Iterator[int | None]:
         _FIXED.reset(token)
 
 
+def as_remembered(model: nn.Module) -> bool:
+    """Whether the model, looked at anew, has the fingerprint under which facts of it are remembered; False if none are."""
+    known = _facts.get(model)
+    return known is not None and hash(tuple(_marks(model))) == known[0]
+
+
 def _marks(model: nn.Module) -> list[Hashable]:
     parts: list[Hashable] = []
     tensors: list[Tensor] = []
     for module in modules_of(model):
         attributes = module.__dict__
-        parts += [id(module), module.training]
+        # A class may be put in another's place, and its forward, too, as libraries of faster kernels do.
+        parts += [id(module), module.training, id(type(module)), id(type(module).forward)]
         for name, value in attributes.items():
             if name not in _TORCH:
                 parts.append((name, _plain_value(value)))

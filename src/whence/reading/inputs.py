@@ -213,6 +213,12 @@ def _from_tensors(model: Model, given: Any, target: Any) -> tuple[list[Prepared]
     if not tensors:
         raise InputError("no tensor was given: a dict of ready inputs needs at least input_ids or pixel_values.")
     tensors = {n: t[None] if n.endswith("ids") and t.dim() == 1 else t for n, t in tensors.items()}
+    if (
+        labels := tensors.pop("labels", None)
+    ) is not None:  # only the loss is made of them, and in some a decoder's input
+        shifted = getattr(model.model, "prepare_decoder_input_ids_from_labels", None)
+        if shifted is not None and not {"decoder_input_ids", "decoder_inputs_embeds"} & set(tensors):
+            tensors["decoder_input_ids"] = shifted(labels)
     mask = tensors.pop("attention_mask", None)
     target_mask = tensors.pop("decoder_attention_mask", None)
     if mask is not None and mask.dim() == 1:

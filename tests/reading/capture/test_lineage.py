@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 
 import whence
 from conformance.zoo import build
-from whence.errors import ModelError
+from whence.errors import ModelError, WiringError
 from whence.model.load import Model
 from whence.reading.capture.lineage import Lineage
 from whence.reading.capture.recorder import Call
@@ -73,6 +74,55 @@ def test_calls_that_read_another_stream_on_this_text_are_refused(read):
     with pytest.raises(ModelError, match=r"on this text, attention call 2 .* another stream.*was decoder layer 0"):
         read(model, given(16, 16))
     assert torch.equal(whence.trace(model, given(12, 9)).of("cross")[0].attention, traced.of("cross")[0].attention)
+
+
+def two_towers(kind, text):
+    """A text and an image side by side, of one length or not."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    words = {**sizes, "vocab_size": 64, "max_position_embeddings": 32}
+    image = {**sizes, "image_size": 16, "patch_size": 8}
+    config = getattr(transformers, f"{kind}Config")(text_config=words, vision_config=image)
+    model = getattr(transformers, f"{kind}Model")(config).eval()
+    return model, {"input_ids": given(text, 1)["input_ids"], "pixel_values": torch.randn(1, 3, 16, 16)}
+
+
+@pytest.mark.parametrize(("kind", "text"), [("CLIP", 5), ("CLIP", 9), ("Siglip", 9)])
+def test_two_towers_are_not_one_stack(kind, text):
+    """Layers of the image would be followed by layers of the text, and with one length, named by its tokens."""
+    model, inputs = two_towers(kind, text)
+    with pytest.raises(
+        ModelError, match=r"streams that do not follow each other: call .*text_model.* call .*vision_model"
+    ):
+        whence.trace(Model(model, name=kind), inputs)
+    alone = whence.trace(Model(model.text_model, name="text"), {"input_ids": inputs["input_ids"]})
+    assert len(alone.layers) == 2
+
+
+def test_a_body_that_runs_twice_is_not_twice_as_deep():
+    module = build("bert").model
+    once = type(module)
+
+    class Twice(once):
+        def forward(self, **inputs):
+            self.bert(**inputs)
+            return super().forward(**inputs)
+
+    inputs = build("bert").inputs
+    rolled = whence.contributions(whence.trace(Model(module, name="once"), inputs), "alti").rollout().values
+    assert len(rolled) == 2
+    module.__class__ = Twice
+    found = whence.trace(Model(module, name="twice"), inputs)
+    with pytest.raises(WiringError, match=r"do not follow each other: call 2 \(bert.encoder.layer.0"):
+        whence.contributions(found, "alti").rollout()
+
+
+@pytest.mark.parametrize("family", ["diffllama", "lilt"])
+def test_attention_beside_attention_is_not_followed(family):
+    specimen = build(family)
+    found = whence.trace(Model(specimen.model, name=family), specimen.inputs)
+    with pytest.raises(WiringError, match="do not follow each other"):
+        whence.contributions(found, "rollout").rollout()
 
 
 def call(query, key, value, output):

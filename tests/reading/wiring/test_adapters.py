@@ -113,6 +113,21 @@ def test_several_adapters_at_once_are_one_matrix():
     )
 
 
+def test_adapters_of_experts_and_routers_are_read():
+    """PEFT puts these on the weights for the time of a pass, which is a write only by torch's count of versions."""
+    torch.manual_seed(0)
+    specimen = build("mixtral")
+    config = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    adapted = peft.get_peft_model(specimen.model, config).eval()
+    before = {name: weight.detach().clone() for name, weight in adapted.named_parameters()}
+    merged = copy.deepcopy(adapted).merge_and_unload().eval()
+    one, two = (whence.trace(Model(m, name="experts"), specimen.inputs) for m in (adapted, merged))
+    for name in ("alti", "value-zeroing"):
+        ours, theirs = (whence.contributions(found, name).values for found in (one, two))
+        assert float((ours - theirs).abs().max()) < 1e-4
+    assert all(torch.equal(weight, before[name]) for name, weight in adapted.named_parameters())
+
+
 class Bottleneck(nn.Module):
     """x + up(relu(down(x))): a nonlinear adapter."""
 

@@ -29,6 +29,9 @@ class Role:
 
     elsewhere: bool  # the queries' own stream is not in the keys
     in_decoder: bool  # it ran inside the model's decoder
+    after: frozenset[int]  # the earlier calls that its queries descend from, by number
+    reads: frozenset[int]  # and those that its keys descend from
+    sources: frozenset[str]  # the inputs of the model that its queries descend from
 
 
 class Lineage(TorchFunctionMode):
@@ -39,8 +42,11 @@ class Lineage(TorchFunctionMode):
         self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._depth = 0  # how many calls of the decoder are open
         self._bits = 0
-        for _, tensor in walk(inputs):
-            self._add(tensor, self.of(tensor) | self._next_bit())
+        self._calls: list[int] = []
+        self._sources: list[tuple[str, int]] = []
+        for path, tensor in walk(inputs):
+            self._sources.append((".".join(map(str, path)), self._next_bit()))
+            self._add(tensor, self.of(tensor) | self._sources[-1][1])
 
     def of(self, tensor: Tensor) -> int:
         """The lineage of a tensor; 0 for weights and whatever was made from nothing that is followed."""
@@ -50,11 +56,17 @@ class Lineage(TorchFunctionMode):
     def role(self, call: Call) -> Role:
         """The part that an attention call plays. From now on its head outputs, and what is made of them, descend from it."""
         output = call.output if call.node is None else call.node
-        before = self.of(output)
-        self._add(output, before | self._next_bit())
+        before, bit = self.of(output), self._next_bit()
+        self._add(output, before | bit)
         queries = before if call.query is None else self.of(call.query)
         keys = self.of(call.value if call.key is None else call.key)
-        return Role(bool(queries & ~keys), self._depth > 0)
+        after, reads = (
+            frozenset(number for number, other in enumerate(self._calls) if lineage & other)
+            for lineage in (queries, keys)
+        )
+        self._calls.append(bit)
+        sources = frozenset(name for name, source in self._sources if queries & source)
+        return Role(bool(queries & ~keys), self._depth > 0, after, reads, sources)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

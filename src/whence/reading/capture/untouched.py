@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from whence.errors import ModelError
-from whence.model.memory import configs_of, fixed, is_ours, lock_of, modules_of
+from whence.model.memory import as_remembered, configs_of, fixed, is_ours, lock_of, modules_of
 from whence.reading.capture.own_writes import refusing_own_writes
 
 T = TypeVar("T")
@@ -79,12 +79,12 @@ class Snapshot:
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model whose weights were written to unseen: by another thread, or past torch's functions."""
-        for name, tensor, version in self.weights:
-            if not tensor.is_inference() and tensor._version != version:
-                raise ModelError(
-                    f"{type(model).__name__}'s weight {name!r} was written to while it ran, by the model itself or by another "
-                    "thread, so that no two passes compute the same and whence cannot vouch for what it reads."
-                )
+        written = [name for name, t, version in self.weights if not t.is_inference() and t._version != version]
+        if written and not as_remembered(model):  # PEFT puts adapters of experts on a weight, and takes them off again
+            raise ModelError(
+                f"{type(model).__name__}'s weight {written[0]!r} was written to while it ran, by the model itself or by another "
+                "thread, so that no two passes compute the same and whence cannot vouch for what it reads."
+            )
 
 
 def _put_back(now: Any, before: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """The dataflow of one short forward pass: which operation made which tensor, inside which module.
 
-Used once per model, to find the output projection, the residual and the norms by following the tensors themselves
+Used when a model is proved, to find the output projection, the residual and the norms by following the tensors themselves
 instead of trusting names. Everything stays alive while the graph does, so identities are never reused.
 """
 

@@ -1,4 +1,6 @@
-"""Was this model read right? Six checks, made once per model on a short pass, before any number is given out.
+"""Was this model read right? Six checks, made on a short pass before any number is given out.
+
+A proof holds for the weights, hooks and adapters and for the kind of input that it was made on, and is made again for others.
 
 (a) attention · values = the head output that the model goes on with;
 (b) Σ heads through the output projection + bias = the attention block's output;
@@ -31,7 +33,7 @@ from whence.reading.wiring.dataflow import NotRecognised
 from whence.reading.wiring.intervention import intervene
 from whence.reading.wiring.op_graph import OpGraph, deviation, walk
 from whence.reading.wiring.proof_inputs import check_weights, kind_of, long_enough
-from whence.reading.wiring.sites import AttentionSite, number_sites, read_site, tested
+from whence.reading.wiring.sites import AttentionSite, number_sites, parted_streams, read_site, tested
 from whence.reading.wiring.stacks import submodule
 from whence.results.short_repr import short_repr
 
@@ -189,10 +191,11 @@ def _prove_way(
             f"attention · values misses the head output by {readings[wrong[0]][0]:.1e} in call {wrong[0]}"
         )
     sites, claims = number_sites(model, graph, recorder, readings, tolerance)
+    parted = parted_streams([s.stack for s in sites], recorder.roles, [s.module for s in sites])
     errors = intervene(model, capture, inputs, recorder.calls, claims, tolerance)
     sites = [tested(site, *pushed) for site, pushed in zip(sites, errors.pushed, strict=True)]
     fused = _fused_calls(model, capture, inputs, batch, expected, tolerance, recorder, sites)
-    return Proof(capture, tuple(sites), error_d, tolerance, tried, errors.held, errors.mixes, fused)
+    return Proof(capture, tuple(sites), error_d, tolerance, tried, errors.held, errors.mixes or parted, fused)
 
 
 _FEW = 5  # weights at a time while eager attention in blocks is tried, so that even a short text has several blocks

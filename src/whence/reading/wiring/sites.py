@@ -141,7 +141,7 @@ def number_sites(
                 number=number,
                 stack=stack,
                 layer=layer,
-                module=op.region[-1].name if op is not None and op.region else "?",
+                module=_module(op),
                 heads=call.weights.shape[1],
                 groups=call.value.shape[1],
                 head_size=call.value.shape[-1],
@@ -162,6 +162,42 @@ def number_sites(
             )
         )
     return sites, claims
+
+
+def parted_streams(stacks: list[str], roles: list[Role], names: list[str]) -> str | None:
+    """Why nothing may be followed through the layers: a call that reads nothing of the one before it in its stack.
+
+    A body that runs twice, two attentions side by side. Refused as a whole are towers of other inputs (a text and an image),
+    whose tokens are not the same, and an encoder and a decoder that nothing joins.
+    """
+    reason: str | None = None
+    last: dict[str, int] = {}
+    for number, (stack, role) in enumerate(zip(stacks, roles, strict=True)):
+        before = last.get(stack)
+        if stack != "cross" and before is not None and before not in role.after:
+            reason = reason or _parted(names, before, number)
+            if role.sources and roles[before].sources and not role.sources & roles[before].sources:
+                raise NotRecognised(f"{reason}. Give whence the part of the model that you ask about")
+        last[stack] = number
+    if {"encoder", "decoder"} <= last.keys():
+        joined = ({stacks[i] for i in role.after | role.reads | {number}} for number, role in enumerate(roles))
+        if not any({"encoder", "decoder"} <= stacks_of for stacks_of in joined):
+            reason = _parted(names, last["encoder"], last["decoder"])
+            raise NotRecognised(f"{reason}. Give whence the part of the model that you ask about")
+    return reason
+
+
+def _parted(names: list[str], one: int, other: int) -> str:
+    first, second = sorted((one, other))
+    return (
+        f"its attention calls are of streams that do not follow each other: call {second} ({names[second]}) reads nothing that "
+        f"call {first} ({names[first]}) made"
+    )
+
+
+def _module(op: Op | None) -> str:
+    """The innermost module around an operation."""
+    return op.region[-1].name if op is not None and op.region else "?"
 
 
 def producer(graph: OpGraph, call: Call) -> Op | None:
