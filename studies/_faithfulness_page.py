@@ -59,6 +59,7 @@ NOT_HERE = [
     "ALTI's own models (BERT, DistilBERT, RoBERTa) are not here: its tables are compared in kind, not in digits",
     "e-SNLI (there is no classifier of entailment here): ERASER's movies and SST's word labels stand for plausibility",
     "attention flow and exact hidden token attribution",
+    "accented letters of SST-2 as they are: its files are read as Latin-1, which makes two letters of one in 2 and 1 sentences",
     "Wiegreffe & Pinter's trained adversary: it is another model",
 ]
 
