@@ -10,8 +10,11 @@ import torch
 
 from conformance.zoo import build
 from whence.model.load import Model
+from whence.reading.capture.attach import picking_up
+from whence.reading.capture.own_thread import of_this_thread
 from whence.reading.rerun.substitution import ZeroValues, substitute
 from whence.reading.tracing import trace
+from whence.reading.wiring.handles import Handle
 
 
 def together(*jobs: Callable[[], None]) -> None:
@@ -118,3 +121,42 @@ def test_two_models_of_one_configuration_are_traced_at_once():
 
     together(job(0), job(1), job(0))
     assert one.model.config._attn_implementation == "sdpa"
+
+
+def test_a_hook_of_another_thread_may_be_called_without_its_keywords():
+    """torch notes that a hook wants keywords after it put it there, and forgets it before it takes it away."""
+    called = []
+    hook = of_this_thread(lambda *given: called.append(given))
+    hook(None, (), {}, "output")
+    together(lambda: hook(None, ()), lambda: hook(None, (), "output"), lambda: hook(None, (), {}, "output"))
+    assert called == [(None, (), {}, "output")]
+
+
+@pytest.mark.parametrize("side", ["in", "out"])
+def test_a_plain_pass_outlives_the_hooks_that_were_there_when_it_began(side):
+    """A pass in another thread is in the midst of a module's hooks when ours are taken away."""
+    specimen = build("llama")
+    ids = specimen.inputs["input_ids"].flip(-1)
+    expected, passes = logits(specimen, ids), []
+    there, begun, gone = threading.Event(), threading.Event(), threading.Event()
+
+    def wait(*_):
+        begun.set()
+        assert gone.wait(30)
+
+    layer = specimen.model.get_submodule("model.layers.0")
+    own = layer.register_forward_pre_hook(wait) if side == "in" else layer.register_forward_hook(wait)
+
+    def watching():
+        with picking_up(specimen.model, [Handle("model.layers.0", 0, side, (0,), clone=False)]):
+            there.set()
+            assert begun.wait(30)
+        gone.set()
+
+    def plain():
+        assert there.wait(30)
+        passes.append(logits(specimen, ids))
+
+    together(watching, plain)
+    own.remove()
+    assert torch.equal(passes[0], expected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from whence.model.memory import lock_of
 from whence.reading.capture import interface
 from whence.reading.capture.function_mode import AttentionMode
+from whence.reading.capture.own_thread import of_this_thread
 from whence.reading.capture.recorder import AttentionRecorder, listening
 from whence.reading.capture.untouched import evaluating
 from whence.reading.wiring.handles import Handle
@@ -48,7 +48,6 @@ def picking_up(
     for handle in handles:
         wanted.setdefault(handle.module, []).append(handle)
     found: dict[Handle, Tensor] = {}
-    mine = threading.get_ident()  # another thread may be running this very model
     hooks = []
 
     def watch(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -61,20 +60,18 @@ def picking_up(
                     found[handle] = tensor.clone() if handle.clone else tensor
 
         def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
-            if threading.get_ident() == mine:
-                take("in", [args, kwargs])
-                if listener is not None:
-                    listener()
+            take("in", [args, kwargs])
+            if listener is not None:
+                listener()
 
         def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             nonlocal calls
-            if threading.get_ident() == mine:
-                take("out", output)
-                calls += 1
-                if listener is not None:
-                    listener()
+            take("out", output)
+            calls += 1
+            if listener is not None:
+                listener()
 
-        return before, after
+        return of_this_thread(before), of_this_thread(after)  # another thread may be running this very model
 
     try:
         for name in wanted:

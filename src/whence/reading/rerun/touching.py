@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
+from whence.reading.capture.own_thread import of_this_thread
 from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.op_graph import follow
 
@@ -22,7 +22,6 @@ def touching(model: nn.Module, changes: Mapping[Handle, TensorChange]) -> Iterat
     for handle in changes:
         by_module.setdefault(handle.module, []).append(handle)
     hooks = []
-    mine = threading.get_ident()  # passes of other threads are left alone
 
     def watch(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         calls = 0
@@ -35,20 +34,16 @@ def touching(model: nn.Module, changes: Mapping[Handle, TensorChange]) -> Iterat
             return things
 
         def before(_module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if threading.get_ident() != mine:
-                return None
             args, kwargs = put("in", [args, kwargs])
             return tuple(args), kwargs
 
         def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
             nonlocal calls
-            if threading.get_ident() != mine:
-                return None
             output = put("out", output)
             calls += 1
             return output
 
-        return before, after
+        return of_this_thread(before), of_this_thread(after)
 
     try:
         for name in by_module:

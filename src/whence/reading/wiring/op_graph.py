@@ -6,7 +6,6 @@ instead of trusting names. Everything stays alive while the graph does, so ident
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from whence.reading.capture.own_thread import of_this_thread
 
 
 @dataclass(eq=False)
@@ -131,12 +132,9 @@ class OpGraph(TorchFunctionMode):
     def modules(self, model: nn.Module) -> Iterator[None]:
         """Also record which module each operation runs in, and what every module was given and gave back."""
         handles = []
-        mine = threading.get_ident()  # passes of other threads are not recorded
 
         def enter(name: str) -> Callable[..., None]:
             def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-                if threading.get_ident() != mine:
-                    return
                 number = self._numbers.get(id(module), 0)
                 self._numbers[id(module)] = number + 1
                 given = [(path, self.node(t)) for path, t in walk([args, kwargs])]
@@ -144,11 +142,9 @@ class OpGraph(TorchFunctionMode):
                 self._stack.append(call)
                 self.calls.append(call)
 
-            return hook
+            return of_this_thread(hook)
 
         def leave(_module: nn.Module, _args: Any, output: Any) -> None:
-            if threading.get_ident() != mine:
-                return
             call = self._stack.pop()
             call.outputs = [(path, self.node(t)) for path, t in walk(output)]
             call.end = len(self.ops)
@@ -156,7 +152,7 @@ class OpGraph(TorchFunctionMode):
         try:
             for name, module in model.named_modules():
                 handles.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))
-                handles.append(module.register_forward_hook(leave))
+                handles.append(module.register_forward_hook(of_this_thread(leave)))
             yield
         finally:
             for handle in handles:
