@@ -4,7 +4,7 @@ import { h, number, scroller, visible } from "./dom.js";
 import { card } from "./export.js";
 import { go } from "./state.js";
 
-const COLUMNS = "“Decided by” is the number that the rule looks at (for the largest weight: its lead over the next), “could be” where it lies in every attention row with the same output, “margin” by how much the decision holds in all of them.";
+const COLUMNS = "“Decided by” is the number that the rule looks at (for the largest weight: its lead over the next), “could be” where it lies in every attention row with the same output, “margin” by how much the decision holds in all of them (below 0: by how much another row decides otherwise).";
 const VERDICTS = {
   certified: ["badge certain", "Proved: every attention row with the same output decides the same"],
   refuted: ["badge warn", "Another attention row with the same output decides otherwise; it was put into the model, which did not notice"],
