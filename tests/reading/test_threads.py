@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from conformance.zoo import build
+from whence.mixing.attribute import attribute
+from whence.mixing.contributions import contributions
+from whence.mixing.hidden_token_attribution import hidden_token_attribution
 from whence.model.load import Model
 from whence.reading.capture.attach import picking_up
-from whence.reading.capture.own_thread import of_this_thread
+from whence.reading.capture.own_hooks import on_enter, on_leave
 from whence.reading.rerun.substitution import ZeroValues, substitute
 from whence.reading.tracing import trace
 from whence.reading.wiring.handles import Handle
@@ -75,6 +78,58 @@ def test_plain_passes_beside_a_trace_are_the_same_bit_for_bit(family, implementa
     assert specimen.model.config._attn_implementation == implementation
 
 
+MEASURES = {
+    "integrated gradients": lambda one: (
+        attribute(one.model, dict(one.inputs), method="integrated-gradients", target=3).values
+    ),
+    "input x gradient": lambda one: attribute(one.model, dict(one.inputs), method="input-x-gradient", target=3).values,
+    "ALTI-Logit": lambda one: attribute(one.model, dict(one.inputs), method="alti-logit", target=3).values,
+    "value zeroing": lambda one: contributions(one, "value-zeroing").values,
+    "attribution": lambda one: hidden_token_attribution(one, mode="probes", probes=2).values,
+}
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_plain_passes_beside_a_measure_are_the_same_and_so_is_the_measure(measure):
+    """What a measure puts into the model, or overhears, is of its own thread alone."""
+    specimen = build("llama")
+    specimen.model.set_attn_implementation("sdpa")
+    ids = specimen.inputs["input_ids"].flip(-1)
+    found = trace(Model(specimen.model), specimen.inputs)
+    expected, alone = logits(specimen, ids), MEASURES[measure](found)
+    passes, done = [], threading.Event()
+
+    def measuring():
+        try:
+            for _ in range(6):
+                torch.testing.assert_close(MEASURES[measure](found), alone, atol=1e-6, rtol=1e-5)
+        finally:
+            done.set()
+
+    def plain():
+        while not done.is_set() or len(passes) < 20:
+            passes.append(logits(specimen, ids))
+
+    together(measuring, plain, plain)
+    assert all(torch.equal(p, expected) for p in passes)
+
+
+@pytest.mark.parametrize("set_hook", [on_enter, on_leave])
+def test_a_hook_that_is_half_there_does_not_disturb_another_thread(set_hook):
+    """torch puts a hook in its place, and then notes that it takes keyword arguments: a pass may come in between."""
+    layer, heard = torch.nn.Linear(2, 2), []
+    handle = set_hook(layer, lambda *given: heard.append(len(given)))
+    for flags in (layer._forward_pre_hooks_with_kwargs, layer._forward_hooks_with_kwargs):
+        flags.clear()
+    together(lambda: layer(torch.zeros(1, 2)))
+    assert heard == []
+    handle.remove()
+    with set_hook(layer, lambda *given: heard.append(len(given))):
+        layer(torch.zeros(1, 2))
+        together(lambda: layer(torch.zeros(1, 2)))
+    assert heard == [3 if set_hook is on_enter else 4]
+
+
 def test_a_mask_made_before_the_switch_and_attention_after_it_fit():
     """The worst moment: the pass of another thread has its mask (None under sdpa) and then the trace begins."""
     specimen = build("llama")
@@ -121,15 +176,6 @@ def test_two_models_of_one_configuration_are_traced_at_once():
 
     together(job(0), job(1), job(0))
     assert one.model.config._attn_implementation == "sdpa"
-
-
-def test_a_hook_of_another_thread_may_be_called_without_its_keywords():
-    """torch notes that a hook wants keywords after it put it there, and forgets it before it takes it away."""
-    called = []
-    hook = of_this_thread(lambda *given: called.append(given))
-    hook(None, (), {}, "output")
-    together(lambda: hook(None, ()), lambda: hook(None, (), "output"), lambda: hook(None, (), {}, "output"))
-    assert called == [(None, (), {}, "output")]
 
 
 @pytest.mark.parametrize("side", ["in", "out"])

@@ -27,6 +27,7 @@ from whence.mixing.rollout import rollout
 from whence.model.load import Model
 from whence.model.memory import lock_of
 from whence.reading.capture.attach import accepted
+from whence.reading.capture.own_hooks import on_enter
 from whence.reading.capture.untouched import evaluating
 from whence.reading.rerun.run import on_device
 from whence.reading.trace import Layer, Trace
@@ -243,7 +244,7 @@ def _head_input(model: Model, trace: Trace, head: torch.nn.Module) -> Tensor | N
     if trace.final_states is not None:
         return trace.final_states
     given: list[Tensor] = []
-    hook = head.register_forward_pre_hook(lambda _module, args: given.append(args[0].detach()))
+    hook = on_enter(head, lambda _module, args, _kwargs: given.append(args[0].detach()))
     try:
         with lock_of(model.model), evaluating(model.model), torch.no_grad():
             model.model(**accepted(model.model, on_device(model, trace.inputs)))

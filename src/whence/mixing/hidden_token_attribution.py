@@ -27,6 +27,7 @@ from whence.mixing.mixture import Mixture, check_rows
 from whence.mixing.raised import in_float32
 from whence.model.load import Model
 from whence.reading.capture.attach import accepted
+from whence.reading.capture.own_hooks import on_enter, on_leave
 from whence.reading.capture.untouched import evaluating
 from whence.reading.rerun.run import on_device
 from whence.reading.trace import Stack, Trace
@@ -297,11 +298,11 @@ def _embedding_norm(trace: Trace, model: Model, stack: Stack) -> tuple[Norm, Ten
     def is_x(tensor: Any) -> bool:
         return isinstance(tensor, Tensor) and tensor.shape == (1, *x.shape) and deviation(tensor[0], x) <= SAME_STATE
 
-    def before(module: torch.nn.Module, args: Any) -> None:
+    def before(module: torch.nn.Module, args: Any, _kwargs: Any) -> None:
         if any(is_x(a) for a in args):
             reached.append(module)  # the first block is being read: what follows belongs to it
 
-    def after(module: torch.nn.Module, args: Any, output: Any) -> None:
+    def after(module: torch.nn.Module, args: Any, _kwargs: Any, output: Any) -> None:
         given = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
         if reached or given is None or not isinstance(output, Tensor) or given.shape != output.shape:
             return
@@ -314,8 +315,7 @@ def _embedding_norm(trace: Trace, model: Model, stack: Stack) -> tuple[Norm, Ten
     hooks = []
     try:
         for module in model.model.modules():
-            hooks.append(module.register_forward_pre_hook(before))
-            hooks.append(module.register_forward_hook(after))
+            hooks += [on_enter(module, before), on_leave(module, after)]
         with evaluating(model.model):
             model.model(**accepted(model.model, on_device(model, trace.inputs)))
     finally:

@@ -21,6 +21,7 @@ from whence.errors import WiringError
 from whence.model.load import Model
 from whence.model.memory import lock_of
 from whence.reading.capture.attach import accepted
+from whence.reading.capture.own_hooks import on_leave
 from whence.reading.capture.untouched import evaluating
 from whence.reading.rerun.run import on_device
 from whence.reading.trace import Stack, Trace
@@ -128,7 +129,7 @@ def _changed(model: nn.Module, final: Tensor, change: Callable[[Tensor], Tensor]
         changed = change(tensor.detach() if order == "tokens second" else tensor.detach().transpose(0, 1))
         return changed if order == "tokens second" else changed.transpose(0, 1)
 
-    def hook(module: nn.Module, _args: Any, output: Any) -> Any:
+    def hook(module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
         if done:
             return None
         first = output[0] if isinstance(output, tuple) and output else output
@@ -139,7 +140,7 @@ def _changed(model: nn.Module, final: Tensor, change: Callable[[Tensor], Tensor]
         changed = put(first, order)
         return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
-    hooks = [module.register_forward_hook(hook) for module in model.modules()]
+    hooks = [on_leave(module, hook) for module in model.modules()]
     try:
         yield done
     finally:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from whence.errors import InputError
 from whence.mixing.prediction import Prediction
 from whence.reading.capture.attach import accepted
+from whence.reading.capture.own_hooks import on_leave
 from whence.reading.capture.untouched import evaluating
 from whence.reading.rerun.replay import repeated
 from whence.reading.rerun.run import on_device
@@ -101,12 +102,12 @@ def _replaced(layer: nn.Module, embeddings: Tensor) -> Iterator[None]:
     """The word-embedding layer's first output (an encoder–decoder's source) replaced; positions are added after it."""
     calls = 0
 
-    def hook(_module: nn.Module, _args: Any, output: Any) -> Any:
+    def hook(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
         nonlocal calls
         calls += 1
         return embeddings if calls == 1 else output
 
-    handle = layer.register_forward_hook(hook)
+    handle = on_leave(layer, hook)
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from whence.model.memory import lock_of
 from whence.reading.capture import interface
 from whence.reading.capture.function_mode import AttentionMode
-from whence.reading.capture.own_thread import of_this_thread
+from whence.reading.capture.own_hooks import on_enter, on_leave
 from whence.reading.capture.recorder import AttentionRecorder, listening
 from whence.reading.capture.untouched import evaluating
 from whence.reading.wiring.handles import Handle
@@ -71,14 +71,13 @@ def picking_up(
             if listener is not None:
                 listener()
 
-        return of_this_thread(before), of_this_thread(after)  # another thread may be running this very model
+        return before, after
 
     try:
         for name in wanted:
             module = model.get_submodule(name)
             before, after = watch(name)
-            hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            hooks.append(module.register_forward_hook(after, with_kwargs=True))
+            hooks += [on_enter(module, before), on_leave(module, after)]
         yield found
     finally:
         for hook in hooks:

@@ -7,7 +7,6 @@ queries descend from. The encoder's states, the keys of cross-attention, lack th
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from whence.reading.capture.own_hooks import on_enter, on_leave
 from whence.reading.wiring.op_graph import walk
 
 if TYPE_CHECKING:
@@ -86,18 +86,17 @@ class Lineage(TorchFunctionMode):
     @contextmanager
     def within(self, decoder: nn.Module | None) -> Iterator[Lineage]:
         """Follow the pass, and know when it is inside the decoder."""
-        mine = threading.get_ident()  # another thread may be running this very model
 
         def step(by: int) -> Callable[..., None]:
             def hook(*_: Any) -> None:
-                self._depth += by if threading.get_ident() == mine else 0
+                self._depth += by
 
             return hook
 
         hooks = []
         try:
             if decoder is not None:
-                hooks = [decoder.register_forward_pre_hook(step(1)), decoder.register_forward_hook(step(-1))]
+                hooks = [on_enter(decoder, step(1)), on_leave(decoder, step(-1))]
             with self:
                 yield self
         finally:

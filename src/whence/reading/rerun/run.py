@@ -15,7 +15,7 @@ from whence.model.load import Model
 from whence.model.memory import fingerprint
 from whence.reading.capture.attach import accepted, attached, picking_up, takes
 from whence.reading.capture.lineage import Lineage
-from whence.reading.capture.own_thread import of_this_thread
+from whence.reading.capture.own_hooks import on_leave
 from whence.reading.capture.recorder import AttentionRecorder, Call, Edit
 from whence.reading.inputs import Prepared, beginning
 from whence.reading.trace import KEEP, ROWS_NEED
@@ -195,11 +195,11 @@ def _watch_final(model: nn.Module, into: list[Tensor]) -> Any:
     """Take the final states from the body of the model, whatever head is on it."""
     body = getattr(model, "base_model", model)
 
-    def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+    def hook(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         states = getattr(output, "last_hidden_state", None)
         if states is None and isinstance(output, tuple) and output and isinstance(output[0], Tensor):
             states = output[0]
         if isinstance(states, Tensor):
             into.append(states)
 
-    return body.register_forward_hook(of_this_thread(hook))
+    return on_leave(body, hook)

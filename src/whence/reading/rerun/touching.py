@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence.reading.capture.own_thread import of_this_thread
+from whence.reading.capture.own_hooks import on_enter, on_leave
 from whence.reading.wiring.handles import Handle
 from whence.reading.wiring.op_graph import follow
 
@@ -43,14 +43,13 @@ def touching(model: nn.Module, changes: Mapping[Handle, TensorChange]) -> Iterat
             calls += 1
             return output
 
-        return of_this_thread(before), of_this_thread(after)
+        return before, after
 
     try:
         for name in by_module:
             before, after = watch(name)
             module = model.get_submodule(name)
-            hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            hooks.append(module.register_forward_hook(after, with_kwargs=True))
+            hooks += [on_enter(module, before), on_leave(module, after)]
         yield
     finally:
         for hook in hooks:

@@ -12,6 +12,7 @@ from whence.core.numerics.tolerances import SAME_STATE
 from whence.errors import InputError, WiringError
 from whence.model.load import Model
 from whence.reading.capture.attach import accepted, picking_up
+from whence.reading.capture.own_hooks import on_leave
 from whence.reading.capture.untouched import evaluating
 from whence.reading.rerun.replay import block_handles
 from whence.reading.rerun.run import on_device
@@ -28,14 +29,14 @@ def word_embedding(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[nn.Modu
         raise InputError("gradient and perturbation methods explain texts: these inputs have no input_ids.")
     layers: list[tuple[nn.Module, Tensor]] = []
 
-    def watch(module: nn.Module, args: Any, output: Any) -> None:
+    def watch(module: nn.Module, args: Any, _kwargs: Any, output: Any) -> None:
         given = args[0] if args else None
         if layers or not isinstance(given, Tensor) or not isinstance(output, Tensor) or output.dim() != 3:
             return
         if given.dtype == ids.dtype and given.shape == ids.shape == output.shape[:2] and torch.equal(given, ids):
             layers.append((module, output.detach()))  # the innermost layer is the first to be done
 
-    hooks = [module.register_forward_hook(watch) for module in model.modules()]
+    hooks = [on_leave(module, watch) for module in model.modules()]
     try:
         with evaluating(model), torch.no_grad():
             model(**inputs)

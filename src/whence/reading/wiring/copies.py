@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.reading.capture.attach import attached, picking_up
+from whence.reading.capture.own_hooks import on_leave
 from whence.reading.capture.recorder import AttentionRecorder, Edit
 from whence.reading.rerun.touching import TensorChange, touching
 from whence.reading.wiring.handles import Handle
@@ -56,7 +57,7 @@ def run_copies(
         stack.enter_context(touching(model, changes))
         states = stack.enter_context(picking_up(model, handles))
         for name, body in _bodies(model).items():
-            stack.callback(body.register_forward_hook(_final(name, finals)).remove)
+            stack.callback(on_leave(body, _final(name, finals)).remove)
         model(**batch)
     by_copy: list[CopyStates] = []
     for i in range(count):
@@ -115,7 +116,7 @@ def _bodies(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _final(name: str, into: dict[str, Tensor]) -> Callable[..., None]:
-    def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+    def hook(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         states = getattr(output, "last_hidden_state", output[0] if isinstance(output, tuple) and output else output)
         if isinstance(states, Tensor) and states.dim() == 3:
             into[name] = states

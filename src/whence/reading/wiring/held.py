@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence.reading.capture.own_thread import of_this_thread
+from whence.reading.capture.own_hooks import on_leave
 from whence.reading.capture.recorder import Call
 from whence.reading.rerun.touching import TensorChange
 from whence.reading.wiring.claim import AttentionClaim
@@ -170,9 +170,9 @@ def _watched(model: nn.Module, capture: str, copy: Copy) -> Watched:
             number = counts[name] = counts.get(name, -1) + 1
             watched[name, number] = (states([args, kwargs]), states(output))
 
-        return of_this_thread(hook)
+        return hook
 
-    hooks = [m.register_forward_hook(watch(n), with_kwargs=True) for n, m in model.named_modules() if n]
+    hooks = [on_leave(m, watch(n)) for n, m in model.named_modules() if n]
     try:
         run_copies(model, capture, [copy], [], together=True)
     finally:

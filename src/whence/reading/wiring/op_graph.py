@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from whence.reading.capture.own_thread import of_this_thread
+from whence.reading.capture.own_hooks import on_enter, on_leave
 
 
 @dataclass(eq=False)
@@ -142,17 +142,16 @@ class OpGraph(TorchFunctionMode):
                 self._stack.append(call)
                 self.calls.append(call)
 
-            return of_this_thread(hook)
+            return hook
 
-        def leave(_module: nn.Module, _args: Any, output: Any) -> None:
+        def leave(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             call = self._stack.pop()
             call.outputs = [(path, self.node(t)) for path, t in walk(output)]
             call.end = len(self.ops)
 
         try:
             for name, module in model.named_modules():
-                handles.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))
-                handles.append(module.register_forward_hook(of_this_thread(leave)))
+                handles += [on_enter(module, enter(name)), on_leave(module, leave)]
             yield
         finally:
             for handle in handles:
