@@ -514,3 +514,19 @@ def test_decisions_have_a_view_with_the_numbers_of_python(watched: Any, tmp_path
     assert f"query={found.queries[3]}" in page.url
     with pytest.raises(whence.errors.InputError, match=r"decisions takes what whence\.decide gives"):
         whence.report(trace, decisions=["argmax"])  # type: ignore[list-item]
+
+
+def test_a_map_that_was_stopped_says_so_and_a_whole_one_does_not(
+    watched: Any, saved: Any, traced: Any, tmp_path: Path
+) -> None:
+    stopped = whence.report(traced, budget=0.0, methods=["rollout"], detail="light")
+    row = stopped.document.manifest["stacks"][0]["worst"][0]
+    place = f"#view=head&layer={row['layer']}&head={row['head']}"
+    page = watched().open(stopped.save(tmp_path / "stopped.html").as_uri() + place)
+    page.wait_for_selector("table.bars tbody tr")
+    said = re.search(r"the time was up after (\d+) of (\d+) rows", page.locator(".matrix .about").nth(2).inner_text())
+    assert said is not None
+    assert 0 < int(said[1]) < int(said[2]) == len(traced.tokens)
+    page = watched().open(saved[1] + place)
+    page.wait_for_selector("table.bars tbody tr")
+    assert "the time was up" not in page.locator(".matrix .about").nth(2).inner_text()
