@@ -40,7 +40,10 @@ def check_outputs(model: Model, prepared: Sequence[Prepared], traces: Sequence[T
 
 def _shown(theirs: Tensor, ours: Tensor, given: Mapping[str, Tensor], one: Prepared) -> Tensor:
     """The rows of a plain pass that the trace holds: those that the masks show."""
-    for name in ("decoder_attention_mask", "attention_mask"):
+    decodes = any(
+        name.startswith("decoder_input") for name in one.inputs
+    )  # then the outputs are of the decoder's tokens
+    for name in ("decoder_attention_mask",) if decodes else ("attention_mask",):
         mask = given.get(name)
         if mask is None or mask.dim() != 2 or ours.dim() != 2 or theirs.shape[0] != mask.shape[1]:
             continue

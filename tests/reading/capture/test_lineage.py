@@ -39,6 +39,16 @@ def test_each_stack_holds_the_attention_that_the_model_itself_returns_under_its_
                 torch.testing.assert_close(layer.attention, theirs[0], atol=1e-5, rtol=1e-4)
 
 
+def test_a_mask_is_no_stream():
+    """A mask that hides something reaches every state where one that hides nothing was left out."""
+    model = Model(build("t5").model, name="t5")
+    whence.trace(model, given(12, 7))
+    mask = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 1, 1]])
+    masked = whence.trace(model, {**given(9, 9), "attention_mask": mask})
+    masked = masked if isinstance(masked, whence.Trace) else masked[0]
+    assert [len(masked.of(name)) for name in ("encoder", "decoder", "cross")] == [2, 2, 2]
+
+
 class Swapped(torch.nn.Module):
     """A decoder's attention that on longer texts reads the encoder where it read the decoder, and the other way round."""
 

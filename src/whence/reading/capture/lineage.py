@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -31,7 +31,8 @@ class Role:
     in_decoder: bool  # it ran inside the model's decoder
     after: frozenset[int]  # the earlier calls that its queries descend from, by number
     reads: frozenset[int]  # and those that its keys descend from
-    sources: frozenset[str]  # the inputs of the model that its queries descend from
+    # The inputs of the model that its queries descend from. A mask that hides nothing may be left out, so they may differ.
+    sources: frozenset[str] = field(compare=False)
 
 
 class Lineage(TorchFunctionMode):
