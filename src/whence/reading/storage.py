@@ -88,13 +88,13 @@ LAYER = {
 PASS = {
     "logits": Array("token label | label", needed=False),
     "final_states": Array("state d", needed=False),
-    "inputs.input_ids": Array("1 given", "integer", needed=False),
+    "inputs.input_ids": Array("codebook given", "integer", needed=False),
     "inputs.attention_mask": Array("1 given | 1 one? row? given", "any", needed=False),
     "inputs.token_type_ids": Array("1 given", "integer", needed=False),
     "inputs.inputs_embeds": Array("1 given width", needed=False),
-    "inputs.decoder_input_ids": Array("1 answered", "integer", needed=False),
+    "inputs.decoder_input_ids": Array("codebook answered", "integer", needed=False),
 }
-"""The arrays of a pass; inputs of other names are the model's own affair."""
+"""The arrays of a pass (models of sound have a row of ids for each codebook); inputs of other names are the model's own affair."""
 
 
 def check_pass(trace: Any) -> None:
