@@ -94,7 +94,7 @@ PASS = {
     "inputs.inputs_embeds": Array("1 given width", needed=False),
     "inputs.decoder_input_ids": Array("codebook answered", "integer", needed=False),
 }
-"""The arrays of a pass (models of sound have a row of ids for each codebook); inputs of other names are the model's own affair."""
+"""The arrays of a pass (models of sound have a row of ids a codebook); inputs of other names are the model's own affair."""
 
 
 def check_pass(trace: Any) -> None:
