@@ -30,31 +30,34 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "whence"
 FIRST, LINES = "7092e6e", 23_630
-LAST = "e6964a8"  # the last commit that is booked; what came after it is shown apart
+LAST = "17ae92e"  # the last commit that is booked; what came after it is shown apart
 
 FEATURES: dict[str, str] = {
     "proof by intervention; adapters; hybrids; masks, sinks, threads, half precision read rightly": """
         7120b2d 782e604 6983d98 6320375 9c958b9 9b7640f e5bbff8 8efb3e9 73e1527 140a9ca 906f1b8 df65abc 34b9572 4ed185d
         bdf983e 55b4a48 3a7070d f3b2f76 bf65258 2a97ece 9f4bfbd 2ede5c0 004270b 529591a c293d10 daf9a59 a799f9d 0ab3a01
-        1b0a0b9 05b9c7a dde81ad f09803c e111dea b68b757 9fbff2c
+        1b0a0b9 05b9c7a dde81ad f09803c e111dea b68b757 9fbff2c f42a78f 04bdadc 7ed3c8d a556dbf b25f158 5b683a3
+        6dd81dc 656b925 6d9083b 13e6a6b accf1d8 ea37337 662392d 17ae92e
         24cce1f:reading/capture/interface.py
         5822c47:reading/capture/interface.py 5822c47:reading/capture/recorder.py 5822c47:reading/labels.py
         5822c47:reading/layer.py 5822c47:reading/capture/function_mode.py 5822c47:mixing/jacobian/forward_mode.py""",
     "runs that survive kills, damaged files, a server for others": """
-        7440291 439b091 dfcbedb 49c4dd1 f54ed49 e48fce1 20aceba a668d21 c31d447 9cc76bc""",
+        7440291 439b091 dfcbedb 49c4dd1 f54ed49 e48fce1 20aceba a668d21 c31d447 9cc76bc 1097225 a48a185
+        0f167d3 7d37525 6b5375e 2176345 a03b4e8 4cc7c66 105a169""",
     "targets and foils; faithfulness, plausibility, controls": """
-        ea4415e 1a119bf b79fd61 66e1aa8 c27e6d1 711b5b8 13e288c e3f4ccc d61227c""",
-    "surveys of a corpus": "4b6e5d5 8dbecf2 1bf70e9 9bd46d5",
+        ea4415e 1a119bf b79fd61 66e1aa8 c27e6d1 711b5b8 13e288c e3f4ccc d61227c 6c396c6 306a70f 098084a c3f3f56 730b133""",
+    "surveys of a corpus": "4b6e5d5 8dbecf2 1bf70e9 9bd46d5 49c9941",
     "decisions, alignments, a catalogue of other models": """
         3de9450 3eaa0fa a42d677 9d579ae 62a3bd8 4d0e023 5aebf8b 7037ea5 7ef2c22 c40b7e4 aa314bc 0620e48
         9098dfa 09ecdd2""",
     "the identifiable decoder, uniqueness of any model": """
-        b498047 e6da8b0 8a26b5a a598dc7 c3d64ea 3be2cb8 70c666e fc5b6a6 a0afa3a 4dc7e2f""",
+        b498047 e6da8b0 8a26b5a a598dc7 c3d64ea 3be2cb8 70c666e fc5b6a6 a0afa3a 4dc7e2f 3bb81ec 666ea7f""",
     "long texts, streams, batches, fused attention": """
-        0c49929 86284df f9a22d9 4783caa 32d6fab f0c618c 350381a a0505ed 1c12288 3e994a5 a9f4242 6efa85e""",
+        0c49929 86284df f9a22d9 4783caa 32d6fab f0c618c 350381a a0505ed 1c12288 3e994a5 a9f4242 6efa85e 0b96493 c0e119b
+        d52e243 64d92ec 193f5b3 38c8ee2 3743ab6 99e8809""",
     "the absolute verdict, the page, one way to ask for everything": """
         69f17ec 4ffe167 74ca8ec 2b0498c 5ab463d 04a7f35 1ed33b2 2ceb8ab 779ba23 e078c9c 69ae593 4f0982b 5195cd1 2e95a4e
-        7678944 8766802 55aead4 3bcab7c 662f42e e589b03 1d3bccd 716c7e7 07a288f
+        7678944 8766802 55aead4 3bcab7c 662f42e e589b03 1d3bccd 716c7e7 07a288f f119161 8342c4a 1c81ec4 a459c39
         312a057""",
 }
 """Commits by what they brought to users that was not there, or was wrong, at 7092e6e."""
