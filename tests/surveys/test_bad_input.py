@@ -104,7 +104,7 @@ def test_command_report_compare_and_card(
     assert "setting epsilon" in capsys.readouterr().err
     assert main(["survey", "report", str(tmp_path / "a")]) == 0
     page = (tmp_path / "a" / "report.html").read_text()
-    assert page.count('"kind":"chart"') == 9
+    assert page.count('"kind":"chart"') == 10
     assert "default-src 'none'" in page.replace("&#x27;", "'")  # nothing can be loaded
     assert "unique up to 5 tokens" in (tmp_path / "a" / "report.svg").read_text()
     assert main(["survey", "report", str(tmp_path / "a"), "--card"]) == 0
