@@ -53,7 +53,7 @@ def build() -> typer.Typer:
     def root(version: Version = False, debug: Debug = False) -> None:
         """Where did this hidden state come from, and may its attention be read?
 
-        Takes any Hugging Face transformer and any text, and answers with numbers that can be checked.
+        Takes a Hugging Face transformer and a text, and answers with numbers that can be checked, or says what it cannot prove.
         """
 
     for name in COMMANDS:
