@@ -99,6 +99,23 @@ def test_a_trace_is_of_what_the_model_computes(family):
     assert outcomes == {way: EXCEPTIONS.get((family, way), RIGHT) for way in WAYS}
 
 
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_a_model_that_gives_tuples_is_read_as_one_that_gives_names(family):
+    specimen = build(family)
+    named = trace(Model(specimen.model), specimen.inputs)
+    tuples = build(family)
+    tuples.model.load_state_dict(specimen.model.state_dict())
+    tuples.model.config.return_dict = False
+    assert isinstance(tuples.model(**specimen.inputs), tuple)
+    found = trace(Model(tuples.model), specimen.inputs)
+    for kept in ("logits", "final_states"):
+        one, other = getattr(named, kept), getattr(found, kept)
+        assert (one is None) == (other is None)
+        assert one is None or torch.equal(one, other)
+    assert named.logits is not None or named.final_states is not None
+    assert isinstance(tuples.model(**specimen.inputs), tuple)  # the model is as it was
+
+
 def test_packed_positions_of_one_sequence_are_packed_texts():
     """In a batch of one the refusal above does not hold: the second text does not look at the first."""
     specimen = build("llama")

@@ -98,7 +98,10 @@ def takes(model: nn.Module, name: str) -> bool:
 
 
 def accepted(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs that this model's forward takes, and no cache: every position must be seen in this pass."""
+    """The inputs that this model's forward takes, and no cache: every position must be seen in this pass.
+
+    A model that is set to give tuples is asked for outputs with names.
+    """
     owner: Any = type(model)
     parameters, takes_any = _signature(owner)
     arguments = {name: value for name, value in inputs.items() if name in parameters or takes_any}
@@ -107,4 +110,6 @@ def accepted(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
         inside = inside.get_base_model()
     if takes(inside, "use_cache"):
         arguments["use_cache"] = False
+    if getattr(getattr(inside, "config", None), "return_dict", True) is False:  # logits are told from states by name
+        arguments["return_dict"] = True
     return arguments
