@@ -55,7 +55,6 @@ def configs_of(model: nn.Module) -> list[Any]:
 # -- locks ---------------------------------------------------------------------------------------------------------
 
 _locks: dict[int, ModelLock] = {}
-_guard = threading.Lock()
 
 
 class ModelLock:
@@ -117,16 +116,20 @@ def lock_of(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 def _locks_of(model: nn.Module) -> list[ModelLock]:
-    """One for all its configurations, unless some are shared with models that have different ones."""
+    """One for all its configurations, unless some are shared with models that have different ones.
+
+    `setdefault` is one step for all threads: a lock around this could be left locked by an interruption. Whoever finds
+    several locks, because another thread was here too, takes them all.
+    """
     things = configs_of(model) or [model]
-    with _guard:
-        lock = next((_locks[id(thing)] for thing in things if id(thing) in _locks), None) or ModelLock()
-        for thing in things:
-            if id(thing) not in _locks:
-                _locks[id(thing)] = lock
-                weakref.finalize(thing, _locks.pop, id(thing), None)
-        # In one order everywhere, so that two threads never wait in a ring.
-        return sorted({id(found): found for found in (_locks[id(thing)] for thing in things)}.values(), key=id)
+    lock = next((lock for lock in (_locks.get(id(thing)) for thing in things) if lock is not None), None) or ModelLock()
+    locks: dict[int, ModelLock] = {}
+    for thing in things:
+        if id(thing) not in _locks:
+            weakref.finalize(thing, _locks.pop, id(thing), None)
+        own = _locks.setdefault(id(thing), lock)
+        locks[id(own)] = own
+    return [locks[key] for key in sorted(locks)]  # in one order everywhere, so that two threads never wait in a ring
 
 
 # -- fingerprint ---------------------------------------------------------------------------------------------------

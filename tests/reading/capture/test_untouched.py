@@ -119,6 +119,21 @@ def free(model):
     return bool(got)
 
 
+def test_an_interruption_at_any_line_of_the_locks_leaves_none_of_them_locked(monkeypatch):
+    model = build("t5").model
+    monkeypatch.setattr(sys.modules[__name__], "PLACES", ("whence/model/memory.py",))
+
+    def locked():
+        with lock_of(model):
+            pass
+
+    at = 1
+    while interrupted(locked, at):
+        assert free(model), at
+        at += 1
+    assert at > 20
+
+
 # One family for each way in; `step` spreads the interruptions over the several thousand lines of a trace.
 @pytest.mark.parametrize(("family", "step"), [("bert", 397), ("bloom", 1201), ("t5", 997)])
 def test_an_interruption_anywhere_leaves_nothing_behind(family, step):
