@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 from _corpora import ROOT
-from _papers import TIMES, Subject, cell, subjects, table, write_page
+from _papers import MODELS, TIMES, Subject, cell, subjects, table, write_page
 
 from whence.surveys.head_columns import KINDS
 from whence.surveys.result import Survey, certain_share
@@ -145,6 +145,9 @@ def main() -> None:
         apart.append([subject.title, of, f"{rho:.2f}" if rho == rho else "–", wrong])
     texts = ", ".join(f"{s.title} {int(v.texts['reason'].isna().sum())}" for s, v in found.items())
     sampled = ", ".join(f"{s.title} {int(v.heads['sampled'].sum()):,}" for s, v in found.items())
+    models = "; ".join(f"{s.title}, {s.shape[0]} layers of {s.shape[1]} heads of {s.shape[2]}" for s in found)
+    left = [name for name in MODELS if name not in {s.name for s in found}]
+    without = f" Not run for this page: {', '.join(left)}." if left else ""
     body = f"""
 **Question.** Beyond as many tokens as a head is wide, infinitely many attention rows give the same head output. Does that
 matter to
@@ -158,9 +161,8 @@ reads), each
 review used once; texts: {texts}. In each text 32 of its rows (SmolLM2: 8) that are not unique are drawn by content and decided
 exactly
 (closed-form
-bounds, else linear programs); rows decided: {sampled}. Intervals are 95 % over texts. One model of a kind each, two of them very
-small: MiniLM (6 layers, sentence embeddings), bert-tiny (2 layers, sentiment), stories15M (6 layers, children's stories), SmolLM2
-(30 layers, 135M).
+bounds, else linear programs); rows decided: {sampled}. Intervals are 95 % over texts. The models, all
+small: {models}.{without}
 
 ## Results
 
@@ -172,7 +174,7 @@ small: MiniLM (6 layers, sentence embeddings), bert-tiny (2 layers, sentiment), 
 
 **By what is read.** From two widths on, of the rows that are neither unique nor flat, those that are certain, by the type of
 the token
-with the heaviest weight (in brackets: rows decided). SmolLM2 is read without a special token.
+with the heaviest weight (in brackets: rows decided).
 
 {types_table(found)}
 
@@ -196,7 +198,7 @@ room, and a broad row a high r and much.
 
 A certain row is the model's; whether it is an explanation is [another question](faithfulness.md). Rows are sampled, so that a
 head
-with few decided rows has no verdict. Four small models on one kind of text are that.
+with few decided rows has no verdict. {len(found)} small models on one kind of text are that.
 """
     write_page("certainty", "How often can a reading be certified?", "certainty.py", body)
 
