@@ -131,6 +131,8 @@ def test_a_body_that_runs_twice_is_not_twice_as_deep():
 def test_attention_beside_attention_is_not_followed(family):
     specimen = build(family)
     found = whence.trace(Model(specimen.model, name=family), specimen.inputs)
+    if family == "diffllama" and len(found.layers) == specimen.model.config.num_hidden_layers:
+        pytest.skip("this transformers computes both attentions of a layer in one call")
     with pytest.raises(WiringError, match="do not follow each other"):
         whence.contributions(found, "rollout").rollout()
 
