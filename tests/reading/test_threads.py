@@ -114,6 +114,19 @@ def test_plain_passes_beside_a_measure_are_the_same_and_so_is_the_measure(measur
     assert all(torch.equal(p, expected) for p in passes)
 
 
+def test_measures_of_one_model_in_two_threads_are_what_they_are_alone():
+    """What one puts into the model is still there when the other tidies up after its own pass."""
+    specimen = build("llama")
+    found = trace(Model(specimen.model), specimen.inputs)
+    alone = {name: MEASURES[name](found) for name in ("integrated gradients", "value zeroing", "attribution")}
+
+    def again(name):
+        for _ in range(4):
+            torch.testing.assert_close(MEASURES[name](found), alone[name], atol=1e-6, rtol=1e-5)
+
+    together(*(lambda name=name: again(name) for name in alone))
+
+
 @pytest.mark.parametrize("set_hook", [on_enter, on_leave])
 def test_a_hook_that_is_half_there_does_not_disturb_another_thread(set_hook):
     """torch puts a hook in its place, and then notes that it takes keyword arguments: a pass may come in between."""

@@ -31,4 +31,5 @@ def _of_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
     def own(*given: Any) -> Any:
         return hook(*given) if threading.get_ident() == mine else None
 
+    own.thread = mine  # type: ignore[attr-defined]  # whose it is, for whoever tidies up after a pass
     return own

@@ -11,6 +11,7 @@ where that makes it random.
 from __future__ import annotations
 
 import contextvars
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,7 +71,11 @@ class Snapshot:
                     buffer.detach().copy_(copy)
 
     def _remove_ours(self, module: nn.Module, kind: str, hooks: Any) -> None:
-        for key in [key for key, hook in hooks.items() if is_ours(hook) and id(hook) not in self.hooks]:
+        mine = threading.get_ident()  # a measure in another thread has hooks of its own, and still needs them
+        left = [
+            k for k, h in hooks.items() if is_ours(h) and id(h) not in self.hooks and getattr(h, "thread", mine) == mine
+        ]
+        for key in left:
             hooks.pop(key, None)
             for flags in ("_with_kwargs", "_always_called"):
                 table = module.__dict__.get(f"{kind}{flags}")
